@@ -164,7 +164,7 @@ def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
         "dsa_indexer_skip_topk_offset": offset or None,
         "dsa_indexer_loss_coeff": 1e-3,
         "dsa_indexer_use_sparse_loss": True,
-        "dsa_kernel_backend": "cudnn",
+        "dsa_kernel_backend": run.step.sparse_kernels,
     }
 
 

@@ -16,6 +16,8 @@ GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 ExpertKernels: TypeAlias = Literal["compiled", "looped", "separate", "fused"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
+ScanKernels: TypeAlias = Literal["fla", "cudnn"]
+SparseKernels: TypeAlias = Literal["cudnn", "tilelang"]
 LossKind: TypeAlias = Literal["in_place", "fused", "softmax", "copied", "eager"]
 NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.4, 0.3
 """Token imbalance of natural routing over 8 ranks that have 32,768 tokens together (`program.dimensions` has others),
@@ -329,6 +331,9 @@ class KernelOptions:
     jit_fuser), whose rate is measured; otherwise it goes at the bandwidth of others.
     fused_hyper_connections: one kernel before a branch and one behind it; otherwise operator by operator, in FP32
     (Primus, traces of DeepSeek-V4 in mid-2026).
+    scan_kernels: whose scans of delta rules run: Triton's of flash-linear-attention, or cuDNN's. sparse_kernels: whose
+    core of sparse attention: FlashMLA's forward with cuDNN's backward pass, or TileLang's, as Megatron-Core's
+    --dsa-kernel-backend has them.
     kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
     ideal: with the software's `traffic` as factor.
     cuda_graphs: scopes whose operations the host does not launch. step_reductions: all-reduces of a few bytes at the
@@ -342,6 +347,8 @@ class KernelOptions:
     fused_accumulation: bool = False
     compiled_activation: bool = False
     fused_hyper_connections: bool = True
+    scan_kernels: ScanKernels = "fla"
+    sparse_kernels: SparseKernels = "cudnn"
     kernels: KernelKind = "ideal"
     step_reductions: int = _limited(0, 0, 64)
     cuda_graphs: tuple[CudaGraphs, ...] = ()

@@ -721,6 +721,8 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
             step={"expert_overlap": True, "dispatcher": "alltoall", "cuda_graphs": ("full_iteration",)},
         ),
     ),
+    "scans": (Probe("olmo-hybrid-7b", axes={"data": 16}),),
+    "sparse": (Probe("glm-5", axes={"data": 16, "expert": 16}),),
     "stages": (PROBES["stages"], Probe("5b", "deepspeed", axes={"data": 2, "pipeline": 4}, seq=2048)),
     "formats": (
         *(Probe(precision=one) for one in ("fp8-current", "fp8-blockwise", "fp8-delayed")),
@@ -738,6 +740,8 @@ VALUES: dict[str, tuple[object, ...]] = {
     "expert_replicas": (("data",),),
     "dispatcher": ("allgather", "deepep"),
     "expert_kernels": ("looped",),
+    "scan_kernels": ("cudnn",),
+    "sparse_kernels": ("tilelang",),
     "selective": (("attention.core",),),
     "loss_reductions": ((1.0,),),
     "kernels": ("eager",),
@@ -766,6 +770,8 @@ OF_STEPS = {
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "
     "parameter_overlap shard_gradients offloaded offloaded_layers master_bytes exp_avg_bytes exp_avg_sq_bytes",
     "offloaded": "offloaded_states offloaded_inputs",
+    "scans": "scan_kernels",
+    "sparse": "sparse_kernels",
     "blocking": "blocking_reduction",
     "context": "context_exchange context_inside context_shards",
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "

@@ -219,9 +219,10 @@ def _convolution(one: Recurrence, phase: Phase, work: Size) -> Measured:
 
 
 def _scans(given: LayerInputs, one: Recurrence, phase: Phase, *, made: tuple[Array, ...]) -> Iterator[Operation]:
-    """All chunks at once, then the chain of a sequence."""
+    """All chunks at once, then the chain of a sequence, which only one size of cuDNN's kernels does not tell apart."""
     back, none = phase == "backward", as_size(0.0)
     work, flops = given.part * split(one.state), given.part * split(one.flops[back])
-    yield Measured(phase, one.layer, f"{one.kernel}_scan", work, flops, back, 6, PARTS, made)
-    if one.chain:
+    others = f".{given.options.scan_kernels}" if one.chain and given.options.scan_kernels != "fla" else ""
+    yield Measured(phase, one.layer, f"{one.kernel}_scan{others}", work, flops, back, 6, PARTS, made)
+    if one.chain and not others:
         yield Measured(phase, one.layer, one.chain, S, none, back, calls=PARTS)

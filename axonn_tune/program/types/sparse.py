@@ -153,7 +153,8 @@ def _flops(given: LayerInputs, *, queries: int, values: int) -> Size:
 
 
 def _core(given: LayerInputs, phase: Phase, flops: Size, *, makes: Arrays) -> Measured:
-    return Measured(phase, CORE, "sparse_mla", 1e-9 * flops, flops, calls=PARTS, makes=makes)
+    others = "" if given.options.sparse_kernels == "cudnn" else f".{given.options.sparse_kernels}"
+    return Measured(phase, CORE, f"sparse_mla{others}", 1e-9 * flops, flops, calls=PARTS, makes=makes)
 
 
 def _indexing(given: LayerInputs, normed: Norm, chosen: Array) -> Own:

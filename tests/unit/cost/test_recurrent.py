@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
 from axonn_tune.cost.kernels import kernel_rate
 from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.step import ScanKernels
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.operations import Collective, Measured
@@ -19,12 +21,12 @@ from axonn_tune.specs.workload import Workload
 LENGTH = 8192
 
 
-def block_of(layer: dict[str, object], *, context: bool = False) -> Block:
+def block_of(layer: dict[str, object], *, context: bool = False, kernels: ScanKernels = "fla") -> Block:
     """A block of one layer type, in BF16."""
     stored = load_model("llama3-8b").document.model_dump(by_alias=True)
     own = {"layers": "delta*4", "pattern": None, "layer_types": {"delta": {"attention": False, **layer}}}
     workload = Workload(global_batch=8, sequence_length=LENGTH)
-    options = find_framework("megatron-core").step
+    options = replace(find_framework("megatron-core").step, scan_kernels=kernels)
     return build_step(
         Model.model_validate(stored | own), workload, recompute="none", options=options, context=context
     ).blocks[0]
@@ -35,9 +37,9 @@ def values(**sizes: float) -> dict[str, float]:
     return {"b": 1.0, "S": LENGTH, "H": 4096.0, "x": 1.0, "y": 1.0, "context": 1.0, "parts": 1.0, **sizes}
 
 
-def scan_s(layer: dict[str, object], machine: str, *, backward: bool = False) -> float:
+def scan_s(layer: dict[str, object], machine: str, *, backward: bool = False, kernels: ScanKernels = "fla") -> float:
     """Time of the recurrence of one sequence, without launches, s."""
-    accelerator, block = load_machine(machine).document.accelerator, block_of(layer)
+    accelerator, block = load_machine(machine).document.accelerator, block_of(layer, kernels=kernels)
     steps = (block.backward if backward else block.forward).operations
     return sum(
         float(step.work.evaluate(values())) / kernel_rate(step.kernel, accelerator, backward=step.backward).units_per_s
@@ -68,6 +70,17 @@ def test_recurrences_take_what_was_measured() -> None:
     assert max(errors) <= 0.15
     for layer in (delta(32), {"kda": {"heads": 32}}):
         assert scan_s(layer, "dgx-h100", backward=True) / scan_s(layer, "dgx-h100") == pytest.approx(3.3, rel=1e-3)
+
+
+def test_scans_of_another_library_take_what_was_measured() -> None:
+    """Guards the choice of a library: cuDNN's scan of 64 heads on GB200, four times as fast as Triton's on B200, and
+    that of delta attention on H100, which is slower (flashinfer-ai/flashinfer issue 4968, NVIDIA/cudnn-frontend issue
+    1017); a recurrence that has no delta rule stays."""
+    assert 1e3 * scan_s(delta(64), "gb200-nvl72", kernels="cudnn") == pytest.approx(0.2436, rel=1e-3)
+    kda: dict[str, object] = {"kda": {"heads": 24}}
+    assert 1e3 * scan_s(kda, "dgx-h100", kernels="cudnn") == pytest.approx(1.510, rel=1e-3)
+    lightning: dict[str, object] = {"lightning": {"heads": 64, "head_dim": 128}}
+    assert scan_s(lightning, "dgx-h100", kernels="cudnn") == scan_s(lightning, "dgx-h100")
 
 
 @pytest.mark.parametrize("x", [1, 4])

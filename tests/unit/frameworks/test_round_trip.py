@@ -114,6 +114,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 70b-chunks", {"deterministic": True}),
     ("megatron-core qwen3-235b", {"expert_overlap": True, "delayed_weight_gradients": True}),
     ("megatron-core deepseek-v2", {"shared_expert_overlap": True}),
+    ("megatron-core glm-5.2", {"sparse_kernels": "tilelang"}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""
