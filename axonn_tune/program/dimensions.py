@@ -165,12 +165,12 @@ def broken_constraints(
 ) -> list[str]:
     """Reasons for which a framework would refuse one configuration, with their numbers; parts: layers, where given."""
     sizes = dict(grid.by_axis)
+    if missing := [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]:
+        return [f"{framework.name} has no axis {axis}" for axis in missing]
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
     # A stage may hold the embedding or the loss alone where it is given so.
     checks = [one for one in constraints(model, workload, framework) if parts is None or one.name != STAGED]
     found = [check.explain(sizes, framework) for check in checks if check.broken(columns)[0]]
-    missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
-    found += [f"{framework.name} has no axis {axis}" for axis in missing]
     product = grid.batch_shares * micro_batch
     if workload.global_batch % product:
         shares = "·".join(framework.called(axis) for axis in BATCH_AXES if axis in framework.axes)

@@ -46,3 +46,10 @@ def test_streams_are_in_one_stage_of_megatron_core() -> None:
     ):
         grid = Grid(pipeline=2, order=framework.axes)
         assert broken_constraints(grid, model, workload, framework, micro_batch=1) == said
+
+
+def test_an_axis_that_a_framework_lacks_is_all_that_is_said() -> None:
+    """Guards rows of another framework: constraints of an axis without a name said nothing to a reader."""
+    framework, model = find_framework("megatron-2022"), load_model("nano-moe").document
+    grid, workload = Grid(data=8, expert=8, order=framework.axes), Workload(global_batch=64, sequence_length=64)
+    assert broken_constraints(grid, model, workload, framework, micro_batch=1) == ["megatron-2022 has no axis expert"]
