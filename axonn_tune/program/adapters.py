@@ -44,11 +44,17 @@ class Adapter:
     shares_input: bool
     own_input: Array | None
     middle: Array
+    output: Array | None
 
     @property
     def elements(self) -> tuple[Size, ...]:
         """Of its matrices on one rank."""
         return self.down, self.up
+
+    @property
+    def magnitudes(self) -> Size:
+        """Elements of DoRA's vector on a rank: one an output."""
+        return self.n if self.output else 0.0 * self.n
 
     @property
     def column(self) -> bool:
@@ -100,6 +106,12 @@ class Adapter:
         # Scaled by α/r, and added: read and written, then two read and one written.
         summed = given.outside(tokens) if self.row and not self.linear.outside else tokens
         yield Kernel(phase, self.layer, 2.5 * given.element * summed * self.n, 2.0 * PARTS)
+        if self.output is not None:
+            # The norm of W + B·A, which is made for it: both are read, the sum is written and read. Then all outputs
+            # are scaled (NVIDIA-NeMo/Megatron-Bridge@067f987d, peft/dora_layers.py, _get_weight_norm).
+            yield MatMul(phase, self.layer, self.linear.k, self.n, self._rank, "NN")
+            yield Kernel(phase, self.layer, 4.0 * given.element * self.linear.k * self.n)
+            yield Kernel(phase, self.layer, 2.0 * given.element * summed * self.n, PARTS, makes=(self.output,))
 
     def _copied(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Dropout of its input, which reads and writes it beside a mask; what is only kept takes no time."""
@@ -112,6 +124,9 @@ class Adapter:
         layer, k, tokens = self.layer, self.linear.k, self._tokens(given)
         (r, n), gradient = self._split(given), self.input_gradient(given)
         back = partial(MatMul, "backward", layer, calls=PARTS)
+        if self.output is not None:
+            frees = (self.output.name,)
+            yield Kernel("backward", layer, 4.0 * given.element * tokens * n, PARTS, frees=frees)
         yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
         if self.row and given.options.sequence_parallel:
             yield from self._rejoined("backward", tokens, given)
@@ -172,7 +187,7 @@ def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: S
     split = tuning.collectives != "none"
     tokens = given.outside(given.tokens) if linear.outside else given.tokens
     gathered = given.options.sequence_parallel and linear.input_axis == "x"
-    own_input = None
+    own_input, summed = None, given.outside(given.tokens) if row else tokens
     if tuning.dropout or (gathered and first):
         size = (given.element + float(tuning.dropout > 0.0)) * tokens * linear.k
         own_input = Array(f"{layer} input", "adapter inputs", size)
@@ -187,4 +202,7 @@ def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: S
         shares_input=not tuning.dropout and not gathered,
         own_input=own_input,
         middle=Array(f"{layer} middle", "adapter inputs", given.element * rank * tokens),
+        output=Array(f"{layer} output", "adapter inputs", given.element * summed * n)
+        if tuning.mode == "dora"
+        else None,
     )

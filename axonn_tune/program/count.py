@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.block import block_nodes
 from axonn_tune.program.inputs import LayerInputs, X, Y
 from axonn_tune.program.layers import closing_elements
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
-from axonn_tune.program.operations import Size, Value
+from axonn_tune.program.operations import Value
 from axonn_tune.program.types.experts import ROUTER, Grouped
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ELEMENT_SIZES
+
+if TYPE_CHECKING:
+    from axonn_tune.program.adapters import Adapter
 
 
 @dataclass(frozen=True)
@@ -87,22 +91,25 @@ def counted(model: Model, *, sequence_parallel: bool = False) -> tuple[TypeCount
     for layer in model.types:
         nodes = block_nodes(given := LayerInputs(model, ELEMENT_SIZES["bf16"], options, layer=layer))
         frozen = len(nodes.trained) < len(nodes.forward)
-        added = [one for node in nodes.forward for adapter in node.adapters for one in adapter.elements]
+        added = [one for node in nodes.forward for one in node.adapters]
         trained = _counted(given, nodes.trained, added) if frozen else None
         found.append(replace(_counted(given, nodes.forward, added), trained=trained))
     return tuple(found)
 
 
-def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Size]) -> TypeCount:
-    """Of some nodes, and matrices of adapters beside them."""
+def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter]) -> TypeCount:
+    """Of some nodes, and of adapters beside them."""
     layer, experts = given.own, given.own.experts
     sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, **type_constants(layer)}
     by_split = {"split": 0.0, "over_y": 0.0, "over_x": 0.0}
     router, vectors = 0, Vectors()
     for node in nodes:
         vectors += _vectors(node, given, sizes)
-    own = ((node.layer, node.matrix_elements) for node in nodes)
-    for name, matrix in (*own, *(("", one) for one in added)):
+    own = [(node.layer, node.matrix_elements) for node in nodes]
+    own += [("", one) for adapter in added for one in adapter.elements]
+    for adapter in added:
+        vectors += Vectors(**{"over_x" if adapter.column else "over_y": int(adapter.magnitudes.evaluate(sizes))})
+    for name, matrix in own:
         if not matrix.coefficient:
             continue
         whole = matrix * X * Y
@@ -143,7 +150,8 @@ def trains_experts(model: Model) -> bool:
 def adapter_parameters(model: Model) -> int:
     """Elements of adapters."""
     types = zip(counted(model), model.counts, strict=True)
-    return sum(count * one.trains.weights for one, count in types) if model.tuning else 0
+    own = (count * (one.trains.weights + one.trains.vectors_of(0)) for one, count in types)
+    return sum(own) if model.tuning else 0
 
 
 def adapted(model: Model) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ LLAMA_3B = {"layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "head_dim"
         (32, ("q_proj", "v_proj"), "lora", 9_175_040),
         (64, ("q_proj", "v_proj"), "lora", 18_350_080),
         (10, ("gate_proj", "up_proj", "down_proj"), "lora", 9_461_760),
+        (32, ("q_proj", "v_proj"), "dora", 9_289_728),
     ],
 )
 def test_parameters_are_those_published(rank: int, targets: tuple[str, ...], mode: str, published: int) -> None:
@@ -194,3 +195,13 @@ def test_exchanged_outputs_and_dropout() -> None:
     kept = {one.name: one.size_bytes.evaluate(sizes) for one in made}
     assert kept["mlp.fc1.lora input"] == 3.0 * TOKENS * H
     assert kept["mlp.fc2.lora input"] == 3.0 * TOKENS * F / 4
+
+
+def test_magnitudes_need_the_norm_of_the_sum() -> None:
+    """Guards DoRA: B·A for its norm, its outputs kept, and states of its magnitudes."""
+    plain, found = (Priced("fsdp", Grid(z=8), mode, targets=("o_proj",)) for mode in ("lora", "dora"))
+    assert found.gemms["NN", "attention.output.lora"] - plain.gemms["NN", "attention.output.lora"] == (
+        2 * H * H * 16 * MICRO
+    )
+    assert found.held["saved adapter inputs"] - plain.held["saved adapter inputs"] == LAYERS * TOKENS * 2 * H
+    assert found.held["replicated vectors"] - plain.held["replicated vectors"] == (4 + 8 + 4) * LAYERS * H
