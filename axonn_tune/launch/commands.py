@@ -16,11 +16,12 @@ from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, registry, step_on
-from axonn_tune.frameworks.command import TRIAL_STEPS
+from axonn_tune.frameworks.command import OWN_SCRIPT, TRIAL_STEPS
 from axonn_tune.frameworks.description import Argument, Command, Run
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import FOLDERS, SUFFIXES, Job, ScriptKind, job_script, per_task, write_script
+from axonn_tune.specs.lengths import Lengths
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.tuning import tools
 from axonn_tune.units import counted
@@ -67,11 +68,6 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
-    if job.workload.lengths is not None:
-        raise UsageError(
-            f"--lengths {job.workload.lengths.data}: scripts train on sequences of one length; give your data set and "
-            "its packing to the framework's own fine-tuning script"
-        )
     step = step_on(framework, job.machine, job.workload.precision)
     if job.model.has_experts:
         step = replace(step, dispatcher=job.dispatcher_on(priced.grid))
@@ -97,12 +93,29 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         others = ", ".join(name for name, one in registry().items() if one.tuner and tools()[one.tuner].written)
         raise run.cannot(f"--tune {tuning.mode}", f"as PEFT's config it is written for {others}")
     command = framework.launch(run)
+    if job.workload.lengths is not None:
+        command = _batching(command, job.workload.lengths)
     if form and form not in command.forms:
         has = ", ".join(["torchrun", "slurm", *command.forms])
         raise UsageError(
             f"--emit {form} is not for this run of {framework.name}{suggest(form, command.forms)}; it has {has}"
         )
     return command.forms[form] if form else command
+
+
+_BATCHES = {"packed": "packs", "padding-free": "flattened batches", "padded": "padded batches"}
+
+
+def _batching(command: Command, lengths: Lengths) -> Command:
+    """The command of one's own script, which makes the batches; UsageError for a program of sequences of one length."""
+    if OWN_SCRIPT not in command.checks:
+        raise UsageError(
+            f"--lengths {lengths.data}: {command.program[-1]} trains on sequences of one length; give the layout to "
+            "your fine-tuning script"
+        )
+    said = f"It makes {_BATCHES[lengths.packing]} of its data set ({lengths.words})."
+    forms = {name: _batching(one, lengths) for name, one in command.forms.items()}
+    return replace(command, needs=(*command.needs, said), forms=forms)
 
 
 def emission(

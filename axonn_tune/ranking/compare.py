@@ -22,7 +22,7 @@ from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts, untuned
+from axonn_tune.ranking.inputs import compares_expert_overlap, unbatched, unpriced_experts, untuned
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
@@ -266,6 +266,7 @@ def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
         else:
             why = "experts are not priced for it" if unpriced_experts(asked.framework, asked.model) else ""
             why = why or untuned(asked.framework, asked.workload.tuning)
+            why = why or unbatched(asked.framework, asked.workload.lengths)
         measured = problem.gpus == 1 or bool(asked.framework.measured_on)
         if why:
             contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why, measured=measured))

@@ -475,12 +475,17 @@ def _lengths(request: Request) -> Lengths | None:
     return read_lengths(request.lengths, request.packing)
 
 
+def unbatched(framework: Framework, lengths: Lengths | None) -> str:
+    """Why a framework does not batch sequences so, "" where it does."""
+    return "" if lengths is None or lengths.packing in framework.packings else f"has no {lengths.packing} batches"
+
+
 def check_lengths(problem: Problem) -> None:
     """UsageError for lengths that the framework does not batch so."""
     lengths, framework, request = problem.workload.lengths, problem.framework, problem.request
     if lengths is None:
         return
-    if lengths.packing not in framework.packings:
+    if unbatched(framework, lengths):
         others = ", ".join(name for name, one in registry().items() if lengths.packing in one.packings)
         known = f"it has {', '.join(framework.packings)}; " if framework.packings else ""
         asked = f"--lengths {lengths.data} --packing {lengths.packing}"

@@ -614,6 +614,8 @@ def entry_fields(entry: PricedLayout, **own: None) -> Json:
         found["context_exchange"] = entry.context_exchange
     if entry.dispatcher:
         found["dispatcher"] = entry.dispatcher
+    if job.workload.lengths is not None:
+        found["batched_tokens_per_s"] = entry.batched_tokens_per_s
     if job.formats:
         found["precision"] = job.workload.precision
     if entry.dispatcher and job.framework.overlaps_experts:

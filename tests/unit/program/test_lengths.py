@@ -12,6 +12,7 @@ from axonn_tune import explain, search
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import ALL_AXES
+from axonn_tune.launch.commands import command_of
 from axonn_tune.program.lengths import (
     batched_tokens,
     length_symbols,
@@ -185,6 +186,16 @@ def _lengths(*of: int, packing: str) -> Lengths:
 
 def _workload(lengths: Lengths, *, seq: int = 4096, batch: int = 4) -> Workload:
     return Workload(global_batch=batch, sequence_length=seq, lengths=lengths)
+
+
+def test_scripts_of_ones_own_make_the_batches() -> None:
+    """They say which; programs that train on sequences of one length are refused by name."""
+    options = {"machine": "dgx-h100", "batch": 64, "seq": 4096, "lengths": "tulu", "micro_batch": 1, "top": 1}
+    own, other = (search("llama3-8b", 8, framework=name, **options) for name in ("fsdp", "megatron-core"))
+    command = command_of(own.best.detail)
+    assert "It makes packs of its data set (tulu: mean 379, p90 830, packed)." in command.needs
+    with pytest.raises(UsageError, match=r"pretrain_gpt\.py trains on sequences of one length"):
+        command_of(other.best.detail)
 
 
 def test_presets_are_documents() -> None:
