@@ -26,7 +26,7 @@ from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import LayerType, Model
 
 BATCH, SEQUENCE = 12, 16
 RUN = {"global_batch": BATCH, "sequence_length": SEQUENCE, "seed": 5, "data_seed": 7}
@@ -50,6 +50,20 @@ MIXED = _MOE.model_copy(
     }
 )
 """One of its layers with experts; norms of queries and keys."""
+_DELTA = load_model("nano-delta").document
+DELTA = _DELTA.model_copy(
+    update={
+        **SMALL,
+        **{"layers": 2, "vocab": 61, "max_sequence_length": 19},
+        "layer_types": _DELTA.layer_types
+        | {
+            "delta": LayerType.model_validate(
+                {"attention": False, "gdn": {"key_heads": 4, "value_heads": 8, "key_dim": 4, "value_dim": 6}}
+            )
+        },
+    }
+)
+"""One of its layers with a gated delta net, the other with gated attention."""
 
 
 @dataclass

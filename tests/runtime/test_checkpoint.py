@@ -112,6 +112,16 @@ def test_experts_load_on_any_grid(grid: Grid, other: Grid, split: bool, tmp_path
     assert found == [[]] * other.world
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_delta_nets_load_on_any_grid(split: bool, tmp_path: Path, pools: Pools) -> None:
+    """Guards filters and decays of each rank's heads, and gates of attention."""
+    grid, other = Grid(2, 1, 1, 2), Grid(1, 2, 2, 1)
+    pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, split, saving.DELTA)
+    assert saving.differs_after_loading(SERIAL, tmp_path, False, saving.DELTA) == []
+    found = pools(other.world).run(saving.differs_after_loading, other, tmp_path, split, saving.DELTA)
+    assert found == [[]] * other.world
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize(
     "grid",
