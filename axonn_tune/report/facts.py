@@ -99,7 +99,7 @@ _RECOMPUTE = {
 _SOME = "{set} (activation checkpointing): the backward pass recomputes {parts}"
 _REPEATED = {
     **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
-    "attention.core": "core attention",
+    **dict.fromkeys(("attention.core", "attention.gate"), "core attention"),
     "attention.scores": "attention scores",
     "attention.output": "the output projection of attention",
     "mlp.up": "the MLP's up projection",
