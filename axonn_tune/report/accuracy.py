@@ -145,7 +145,7 @@ def _more_json(found: Accuracy, more: StepSummary) -> Json:
         for one in groups.pairs(more.rows)
     ]
     memory = [
-        {"id": one.row.id, "kind": _kind(one), "error": error, "predicted_bytes": one.memory_bytes}
+        {"id": one.row.id, "kind": one.memory_kind, "error": error, "predicted_bytes": one.counted_bytes}
         for one, error in groups.memory(more.rows)
     ]
     return {
@@ -260,10 +260,10 @@ def _more_text(found: Accuracy, more: StepSummary) -> Iterable[str]:
         [
             {
                 "id": one.row.id,
-                "kind": _kind(one),
+                "kind": one.memory_kind,
                 "error": error,
                 "measured": one.row.memory_gib,
-                "predicted": one.memory_bytes,
+                "predicted": one.counted_bytes,
             }
             for one, error in groups.memory(more.rows)
         ],
@@ -272,10 +272,6 @@ def _more_text(found: Accuracy, more: StepSummary) -> Iterable[str]:
 
 def _qualities(named: Mapping[str, StepSummary]) -> dict[str, Quality]:
     return {name: one.quality for name, one in named.items()}
-
-
-def _kind(one: PredictedRow) -> str:
-    return "unstated" if one.row.more is None else one.row.more.memory_kind
 
 
 def _open_cells(one: PredictedRow) -> Json:

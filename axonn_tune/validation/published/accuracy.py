@@ -36,6 +36,9 @@ FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
 NEARLY = 1.07
 """Of the memory that there is: rows that print it are predicted about as well."""
+ALLOCATOR_SHARE = 0.05
+"""Of what torch's allocator reserves, what it loses to fragments: as profiles have it in `reserved_memory_gib`
+(ai-dynamo/aiconfigurator, h100_sxm.yaml)."""
 SUMS = "vtrain_single"
 """The source whose rows are sums of few layer times: tools/vtrain_sums.py."""
 
@@ -79,6 +82,18 @@ class PredictedRow:
     def error(self) -> float | None:
         """predicted / measured - 1; None where either is missing, or the row is for ratios only."""
         return relative_error(self.predicted_s, self.row.step_s) if self.scored else None
+
+    @property
+    def counted_bytes(self) -> float | None:
+        """Predicted memory as the row counts it: what torch reserves is more than what is allocated."""
+        if self.memory_bytes is None or self.memory_kind != "reserved":
+            return self.memory_bytes
+        return self.memory_bytes / (1.0 - ALLOCATOR_SHARE)
+
+    @property
+    def memory_kind(self) -> str:
+        """Which memory a row prints."""
+        return "unstated" if self.row.more is None else self.row.more.memory_kind
 
     @property
     def scored(self) -> bool:

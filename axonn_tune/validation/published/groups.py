@@ -144,7 +144,7 @@ def pairs(rows: Sequence[PredictedRow]) -> Iterator[Pair]:
 
 def memory(rows: Sequence[PredictedRow]) -> list[tuple[PredictedRow, float]]:
     """Rows that print their memory, with the error of the predicted, the worst first."""
-    printed = ((one, relative_error((one.memory_bytes or 0.0) / GIB, one.row.memory_gib)) for one in rows)
+    printed = ((one, relative_error((one.counted_bytes or 0.0) / GIB, one.row.memory_gib)) for one in rows)
     found = [(one, error) for one, error in printed if error is not None and one.memory_bytes]
     return sorted(found, key=lambda each: -abs(each[1]))
 

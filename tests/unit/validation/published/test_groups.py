@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from axonn_tune.report.accuracy import accuracy_document, accuracy_text
 from axonn_tune.validation.published.accuracy import Accuracy, StepSummary, predict_steps
 from axonn_tune.validation.published.groups import groups, memory, pairs
@@ -47,6 +49,9 @@ def test_rows_in_groups_and_pairs(tmp_path: Path) -> None:
     named = groups(steps)
     assert {name: one.quality.rows for name, one in named.items()} == {"experts, BF16": 2, "formats": 1}
     assert [one.row.id for one, _ in memory(steps)] == [row.id for row in rows]
+    kept = replace(first, id="kept", more=replace(first.more, memory_kind="reserved"))
+    reserved = replace(steps[0], row=kept)
+    assert reserved.counted_bytes == pytest.approx((steps[0].memory_bytes or 0.0) / 0.95)
     document = accuracy_document(Accuracy(Path("x.csv"), StepSummary(steps), more=StepSummary(steps)))
     assert [one["first"] for one in document["more"]["pairs"]] == ["first", "second", "second"]
     assert "pairs that differ in one thing" in accuracy_text(
