@@ -233,7 +233,8 @@ def build_plan(
     )
     steps = [StepProbe(launch=number) for number in range(len(launches))]
     sequences = launches[0].micro_batch
-    attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
+    passes = (False, True) if any(layer.attention for layer in model.document.types) else ()
+    attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in passes]
     copies = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
     element, sizes = ELEMENT_SIZES[workload.precision].compute, _SIZES[backend]
     gemms = matmuls(model.document, workload, world, backend=backend)

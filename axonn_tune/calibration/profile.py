@@ -205,8 +205,7 @@ def program_sample(probe: AttentionProbe | StepProbe, measured_s: float, machine
     values = symbol_values(launch.model, launch.workload, Grid(), micro_batch=batch)
     program = build_step(launch.model, launch.workload, recompute="none", options=bundled(compiled=launch.compile))
     values |= blocks_of(program, contents_of(launch.model, (launch.model.layers,)), kept=launch.kept_layers, repeated=0)
-    attends = [block for block in program.blocks if block.given.own.attention]
-    first = (attends or program.blocks)[0]
+    first = next((block for block in program.blocks if block.given.own.attention), program.blocks[0])
     core = [
         step
         for step in (*first.forward.operations, *first.backward.operations)

@@ -81,7 +81,7 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2, grid: Grid =
         balance=1e-3,
     )
     model = load_model(options["family"]).document
-    small = SMALL | ({"layers": model.layers} if model.has_experts else {})
+    small = SMALL | ({"layers": model.layers} if model.layer_types else {})
     model = model.model_copy(update={**small, "tied_embeddings": options["tied"]})
     stage, chunks = options["stage"], 1 if options["stage"] is None else options["chunks"]
     staged = grid if stage is None else Grid(*grid.sizes[:4], pipeline=options.get("stages", 2), order=STAGES)
@@ -118,6 +118,14 @@ def test_dispatch_and_combine_are_ordered(recompute: str) -> None:
     sent = [event for event in streams.events if (event.what or "").startswith("all_to_all")]
     # Two steps of two micro-batches in halves, one layer: rows and probabilities there, rows back; the same backward.
     assert len(sent) == 2 * 2 * 2 * (8 if recompute == "full" else 6)
+    assert streams.hazards == {}
+
+
+def test_a_delta_net_is_ordered() -> None:
+    """Guards a layer whose backward pass repeats its forward pass, by autograd, between collectives."""
+    options = BRIEF | {"recompute": "selective", "stage": None, "parts": 2, "family": "nano-delta", "sharded": True}
+    streams = simulate(options, grid=Grid(2, 1, 2, 2))
+    assert streams.kernels > 1000
     assert streams.hazards == {}
 
 
