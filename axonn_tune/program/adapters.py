@@ -45,6 +45,7 @@ class Adapter:
     own_input: Array | None
     middle: Array
     output: Array | None
+    rows: Size | None = None
 
     @property
     def elements(self) -> tuple[Size, ...]:
@@ -79,6 +80,8 @@ class Adapter:
         )
 
     def _tokens(self, given: LayerInputs) -> Size:
+        if self.rows is not None:
+            return self.rows
         return given.outside(given.part) if self.linear.outside else given.part
 
     def _sent(self, kind: CollectiveKind, phase: Phase, size: Size, given: LayerInputs) -> list[Operation]:
@@ -157,13 +160,18 @@ class Adapter:
         return [step for several in gathers for step in several]
 
 
-def adapters_of(linear: Linear, given: LayerInputs) -> tuple[Adapter, ...]:
-    """Those of a linear layer: of the whole, or of parts of its outputs, which read one input."""
-    if (tuning := given.tuning) is None:
+def adapters_of(linear: Linear, given: LayerInputs, rows: tuple[Size, Size] | None = None) -> tuple[Adapter, ...]:
+    """Those of a linear layer: of the whole, or of parts of its outputs, which read one input.
+
+    rows: of routed experts, which all share one adapter on a rank (Megatron-Bridge's share_expert_adapters), in a half
+    micro-batch, and the most that a micro-batch saves; only where they are named.
+    """
+    if (tuning := given.tuning) is None or (rows and not tuning.names(linear.layer)):
         return ()
     widths = part_widths(linear, given)
     parts = [part for part in tuning.parts(linear.layer) if part in widths]
-    return tuple(_adapter(linear, given, tuning, part, widths[part], first=part == parts[0]) for part in parts)
+    made = (_adapter(linear, given, tuning, part, widths[part], rows=rows, first=part == parts[0]) for part in parts)
+    return tuple(made)
 
 
 def part_widths(linear: Linear, given: LayerInputs) -> dict[str, Size]:
@@ -179,13 +187,22 @@ def part_widths(linear: Linear, given: LayerInputs) -> dict[str, Size]:
     return found
 
 
-def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: Size, *, first: bool) -> Adapter:
+def _adapter(
+    linear: Linear,
+    given: LayerInputs,
+    tuning: Tuning,
+    part: str,
+    n: Size,
+    *,
+    rows: tuple[Size, Size] | None,
+    first: bool,
+) -> Adapter:
     """One adapter. Dropout gives each an input of its own; what sequence parallelism gathered all keep as one, the
     `first` of them (Megatron-Bridge's wrapper of Transformer Engine's LayerNormLinear returns it gathered)."""
     layer, rank = f"{linear.layer}.{part}_lora".replace("._", "."), float(tuning.rank)
     column, row = linear.split_output == "x", linear.output_axis == "x"
     split = tuning.collectives != "none"
-    tokens = given.outside(given.tokens) if linear.outside else given.tokens
+    tokens = rows[1] if rows else given.outside(given.tokens) if linear.outside else given.tokens
     gathered = given.options.sequence_parallel and linear.input_axis == "x"
     own_input, summed = None, given.outside(given.tokens) if row else tokens
     if tuning.dropout or (gathered and first):
@@ -205,4 +222,5 @@ def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: S
         output=Array(f"{layer} output", "adapter inputs", given.element * summed * n)
         if tuning.mode == "dora"
         else None,
+        rows=rows[0] if rows else None,
     )

@@ -83,7 +83,7 @@ class BlockNodes:
         found = 0.0
         for node, matrix in self.trained_matrices:
             if "x" not in dict(matrix.powers) and not node.detached:
-                found += matrix.coefficient
+                found += matrix.coefficient / (1.0 if "H" in dict(matrix.powers) else float(self.given.own.hidden))
         return found
 
     @cached_property

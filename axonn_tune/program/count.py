@@ -100,7 +100,7 @@ def counted(model: Model, *, sequence_parallel: bool = False) -> tuple[TypeCount
 def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter]) -> TypeCount:
     """Of some nodes, and of adapters beside them."""
     layer, experts = given.own, given.own.experts
-    sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, **type_constants(layer)}
+    sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, "expert_tensor": 1.0, **type_constants(layer)}
     by_split = {"split": 0.0, "over_y": 0.0, "over_x": 0.0}
     router, vectors = 0, Vectors()
     for node in nodes:
@@ -115,7 +115,8 @@ def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter]
         whole = matrix * X * Y
         duplicated = "".join(name for name, _ in whole.powers if name in "xy")
         elements = float(whole.evaluate(sizes))
-        by_split[{"": "split", "x": "over_y", "y": "over_x"}[duplicated]] += elements
+        # Neither splits what adapters of experts have; y has one rank wherever there are adapters.
+        by_split[{"": "split", "x": "over_y", "y": "over_x", "xy": "over_y"}[duplicated]] += elements
         router += int(elements) if name == ROUTER else 0
     grouped = [node for node in nodes if isinstance(node, Grouped)]
     return TypeCount(

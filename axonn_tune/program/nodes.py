@@ -39,6 +39,13 @@ class Behind(NamedTuple):
         return self.made
 
 
+class Adaptable(NamedTuple):
+    """A linear layer that may have adapters; rows: of routed experts, in a half micro-batch, and the most of one."""
+
+    linear: Linear
+    rows: tuple[Size, Size] | None = None
+
+
 class Vectors(NamedTuple):
     """Elements of norms, biases and attention sinks that y splits, that x splits, and that each rank has whole.
 
@@ -101,6 +108,10 @@ class Node:
     def adapters(self) -> tuple[Adapter, ...]:
         """Matrices beside its own, which train in place of these."""
         return ()
+
+    def adaptable(self, given: LayerInputs) -> Adaptable | None:
+        """What adapters may stand beside, if it has such a matrix."""
+        return None
 
     @property
     def needs_input(self) -> bool:
@@ -281,6 +292,10 @@ class Gemm(Node):
         """Go by the name of the layer."""
         object.__setattr__(self, "layer", self.linear.layer)
 
+    def adaptable(self, given: LayerInputs) -> Adaptable:
+        """Its linear layer."""
+        return Adaptable(self.linear)
+
     @property
     def matrix_elements(self) -> Size:
         """Of its weight."""
@@ -453,8 +468,8 @@ def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
                 changes["reads"] = of(node.reads)
             if isinstance(node, Exchange):
                 changes["beside"] = tuple(map(of, node.beside))
-            if isinstance(node, Gemm):
-                changes["adapters"] = adapters_of(node.linear, given)
+            if (adaptable := node.adaptable(given)) is not None:
+                changes["adapters"] = adapters_of(adaptable.linear, given, adaptable.rows)
             known[node] = replace(node, **changes)  # type: ignore[arg-type]
         return known[node]
 

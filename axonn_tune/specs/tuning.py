@@ -76,6 +76,10 @@ class Tuning(Document):
         """As titles have it: `LoRA r 16`."""
         return f"{TITLES[self.mode]} r {self.rank}" if self.adapts else TITLES[self.mode]
 
+    def names(self, layer: str) -> bool:
+        """Whether a layer, or a part of it, is named."""
+        return any(one.partition("/")[0] == layer for one in self.targets)
+
     def parts(self, layer: str) -> tuple[str, ...]:
         """Parts of a linear layer that have an adapter each: "" for the whole, none if it has no adapter."""
         own = tuple(one.partition("/")[2] for one in self.targets if one.partition("/")[0] == layer)

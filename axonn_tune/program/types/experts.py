@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
@@ -39,6 +39,7 @@ from axonn_tune.program.inputs import (
 from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import (
+    Adaptable,
     Behind,
     Exchange,
     Gemm,
@@ -71,6 +72,9 @@ from axonn_tune.program.types import mlp
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.sections import Experts
+
+if TYPE_CHECKING:
+    from axonn_tune.program.adapters import Adapter
 
 ROUTER, DISPATCH, COMBINE = "moe.router", "moe.dispatch", "moe.combine"
 PROBABILITIES = "moe.probabilities"
@@ -230,16 +234,23 @@ class Grouped(Node):
     k: Size
     each: int
     width: int
+    adapters: tuple[Adapter, ...] = ()
+
+    def adaptable(self, given: LayerInputs) -> Adaptable:
+        """All experts of a rank."""
+        most = PARTS * rows(given, FULLEST)
+        return Adaptable(Linear(self.layer, self.k, self.n, "", ""), (rows(given), most))
 
     @property
     def needs_input(self) -> bool:
-        """For its weight's gradient."""
-        return self.trains
+        """For its weight's gradient, or for an adapter's."""
+        return self.trains or any(one.shares_input for one in self.adapters)
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
-        """Gather of the experts."""
+        """Gather of the experts, and of their adapters."""
         first = (phase == "backward") == (self.gathers == "backward")
-        return gather_experts(given, phase=phase, unit="weight") if first else []
+        others = [step for one in self.adapters for step in one.gather(given, phase)]
+        return [*(gather_experts(given, phase=phase, unit="weight") if first else []), *others]
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """The GEMM; behind the first the sum over y."""
@@ -250,6 +261,8 @@ class Grouped(Node):
         yield from layers.quantized_weight(phase, self.layer, local(given) * weight, given)
         yield from _joined(given, phase, self.layer, n=self.n, k=self.k)
         yield _gemm(given, phase, self.layer, n=self.n, k=self.k, makes=self.makes)
+        for one in self.adapters:
+            yield from one.forward(given, phase)
         if not second:
             yield from _summed(given, phase, self.layer, self.n)
         yield from _biased(given, phase, self.layer, self.n)
@@ -268,7 +281,10 @@ class Grouped(Node):
             yield from quantized if second else _by_expert(given, quantized)
         yield from layers.quantized_again(layer, rows(given) * k, weight, given, trains=self.trains)
         yield from _joined(given, "backward", layer, n=n, k=k)
-        freed = () if self.trains else behind.frees
+        for one in reversed(self.adapters):
+            yield from one.backward(given)
+        added = tuple(one.input_gradient(given).name for one in self.adapters)
+        freed = () if self.trains else (*behind.frees, *added)
         yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(behind.gradient,), frees=freed)
         if self.trains:
             yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=behind.frees)

@@ -205,3 +205,19 @@ def test_magnitudes_need_the_norm_of_the_sum() -> None:
     )
     assert found.held["saved adapter inputs"] - plain.held["saved adapter inputs"] == LAYERS * TOKENS * 2 * H
     assert found.held["replicated vectors"] - plain.held["replicated vectors"] == (4 + 8 + 4) * LAYERS * H
+
+
+def test_experts_of_a_rank_share_an_adapter() -> None:
+    """Guards mixtures: one adapter for each of both GEMMs of a rank's experts, which sees all their rows."""
+    own = find_framework("megatron-core")
+    model = load_model("qwen3-30b-a3b").document
+    tuned = model.tuned(tuning("lora", own.tuner, rank=8, targets=("linear_fc1", "linear_fc2"), dtype=None))
+    assert adapter_parameters(tuned) == 8 * 48 * (2048 + 2 * 768 + 768 + 2048)
+    program = build_step(tuned, Workload(global_batch=8, sequence_length=4096), recompute="none", options=own.step)
+    values = symbol_values(tuned, Workload(global_batch=8, sequence_length=4096), Grid(data=8), micro_batch=1)
+    steps = program.blocks[0].forward.operations
+    down = next(step for step in steps if isinstance(step, MatMul) and step.layer == "moe.fc1.lora")
+    assert down.flops.evaluate(values) == pytest.approx(2 * 4096 * 8 * 2048 * 8 * values["imbalance"])
+    assert not [step for step in program.blocks[0].bucket.operations if step.layer == "experts"]
+    named = tuned.tuned(tuning("lora", "torchtitan", rank=8, targets=None, dtype=None))
+    assert adapter_parameters(named) == 8 * 48 * (3 * 2048 + 32 * 128 + 2 * 4 * 128 + 32 * 128 + 2048)
