@@ -24,6 +24,7 @@ from axonn_tune.vocabulary import (
     LARGEST_SIZE,
     MOMENT_BYTES,
     MOST_TIMES,
+    OPTIMIZERS,
     OVERLAPS,
     PACKINGS,
     PRECISIONS,
@@ -303,6 +304,14 @@ class Request:
         "Accumulate and reduce gradients in BF16. Default: as the framework does.",
         "flag",
         default=False,
+    )
+    optimizer: str | None = _option(
+        _WORKLOAD,
+        f"Optimizer: {', '.join(OPTIMIZERS)}. Default: the framework's, adamw.",
+        "choice",
+        shown="NAME",
+        choices=OPTIMIZERS,
+        beside=True,
     )
     use_precision_aware_optimizer: Moments | None = _option(
         _WORKLOAD,

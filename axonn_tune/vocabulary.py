@@ -42,6 +42,8 @@ CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 shared experts; what a dispatcher prepares; forward and backward pass of a step."""
 DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem")
 """Dispatchers of tokens to experts; `frameworks/dispatchers.csv` says what each sends."""
+OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lion", "adafactor", "muon")
+"""Optimizers; `frameworks/optimizers.csv` says what each keeps and moves."""
 Moments = Literal["fp32", "fp16", "bf16", "fp8"]
 MOMENT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Types of Adam's moments that a precision-aware optimizer has."""

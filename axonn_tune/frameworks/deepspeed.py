@@ -38,6 +38,7 @@ from axonn_tune.frameworks.description import (
     Section,
     Value,
 )
+from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, MODEL, values_of
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.vocabulary import PACKINGS
@@ -56,10 +57,12 @@ _STEP = StepOptions(
     loss="copied",
     loss_reductions=(1.0, 1.0, 1.0),
     vocabulary_multiple=128,
+    muon_form="gram",
+    muon_apart_gate=True,
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 
-_SETTABLE = ("gather_prefetch", "weight_gradient", "data_parallel", "gradient_bytes", "shard_gradients")
+_SETTABLE = ("gather_prefetch", "weight_gradient", "data_parallel", "gradient_bytes", "shard_gradients", "optimizer")
 _LARGEST = 10**15
 """Elements that no model has."""
 
@@ -132,9 +135,22 @@ def _config(run: Run) -> dict[str, object]:
         "communication_data_type": gradients,
         "data_types": {"grad_accum_dtype": gradients},
         "zero_optimization": _zero(run),
+        **_optimizer(run),
         "gradient_clipping": 1.0,
         "steps_per_print": 1,
     }
+
+
+def _optimizer(run: Run) -> dict[str, object]:
+    """The section of an optimizer that one's own script does not make; UsageError beside Megatron-DeepSpeed's."""
+    if not run.is_changed("optimizer"):
+        return {}
+    if run.size("x") * run.size("pipeline") > 1:
+        raise run.cannot(
+            f"--optimizer {run.step.optimizer} with tp or pp", "Megatron-DeepSpeed makes its own: leave it out"
+        )
+    word = step_keys("deepspeed")["optimizer"].write(run.step.optimizer)
+    return {"optimizer": {"type": {"sgd": "SGD"}.get(word, word.capitalize()), "params": {"lr": 3e-4}}}
 
 
 def _stage(run: Run) -> int:
@@ -234,6 +250,14 @@ DEEPSPEED = Framework(
     packings=PACKINGS,
     searches_some=False,
     tuner="peft",
+    optimizers={
+        **dict.fromkeys(("adamw", "sgd", "lion"), ()),
+        # runtime/zero/stage3.py; deepspeedai/DeepSpeed issue 8443.
+        "muon": (
+            Refusal(("z",), "DeepSpeed's Muon with ZeRO-3 orthogonalizes in every micro-batch, which is not priced"),
+            Refusal(("x",), "DeepSpeed's Muon knows whole matrices alone"),
+        ),
+    },
     refused=(
         Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),

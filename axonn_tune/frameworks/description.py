@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.dispatchers import default_dispatcher
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.frameworks.step import ContextExchange, ExpertOptions, FormatOptions, StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, RANK_AXES, WORLD, Grid, split_axes
 from axonn_tune.recompute import RECOMPUTES, modules_of
@@ -48,6 +49,10 @@ class PipelineSchedule:
 
 AS_MANY_A_CHUNK = "--num-layers-per-virtual-pipeline-stage gives each chunk as many layers"
 """Rule of Megatron-LM before Megatron-Core had layouts (NVIDIA/Megatron-LM@v3.0, megatron/arguments.py)."""
+
+
+ADAMW_ALONE: Mapping[str, tuple[Refusal, ...]] = {ADAMW: ()}
+"""Optimizers of a framework that has no choice."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,7 @@ class Framework:
     packings: tuple[Packing, ...] = ()
     packs_alone: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
+    optimizers: Mapping[str, tuple[Refusal, ...]] = field(default_factory=lambda: ADAMW_ALONE, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     explained: Mapping[str, str] = field(default_factory=dict, compare=False)
     tuner: str = ""
@@ -233,6 +239,10 @@ class Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""
         excluded = (refusal for scope in scopes for refusal in self.cuda_graphs[scope])
         return replace(self.with_step(cuda_graphs=scopes), refused=(*self.refused, *excluded))
+
+    def optimizing(self, optimizer: str) -> Framework:
+        """The same framework with one of its optimizers, and without what that excludes."""
+        return replace(self.with_step(optimizer=optimizer), refused=(*self.refused, *self.optimizers[optimizer]))
 
     def cannot_recompute(self, recompute: Recompute, layers: int | None = None) -> str:
         """Why it cannot recompute a set, or not on the first so many layers of each chunk alone; "" where it can."""
@@ -438,7 +448,8 @@ class Run:
             skipped.add("fused_attention")
         for name in (option.name for option in fields(own)):
             if name not in skipped and getattr(self.step, name) != getattr(own, name):
-                raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
+                said = {"optimizer": "--optimizer"}.get(name, f"--set step.{name}")
+                raise self.cannot(f"{said.removeprefix('--set ')} = {getattr(self.step, name)}", f"leave out {said}")
 
 
 @dataclass(frozen=True)

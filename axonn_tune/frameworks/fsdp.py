@@ -10,9 +10,10 @@ shards over data in every micro-batch, as FSDP2 does unless told otherwise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from string import Template
+from typing import Any
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -25,7 +26,7 @@ from axonn_tune.frameworks.command import (
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.specs.model import Model
-from axonn_tune.vocabulary import PACKINGS, Precision
+from axonn_tune.vocabulary import OPTIMIZERS, PACKINGS, Precision
 
 STEP = StepOptions(
     gather_unit="block",
@@ -204,6 +205,10 @@ def shard(model, blocks, device="cuda"):
     return fully_shard(model, mesh=mesh, mp_policy=POLICY, reshard_after_forward=$resharded)
 '''
 
+WHOLE_MATRICES: Mapping[str, Any] = {"muon_tp_mode": "layer_sharded", "muon_batched": True, "muon_apart_gate": True}
+"""Muon where FSDP shards matrices: ranks take whole ones in turn, and iterate on those of one shape at once. Sources:
+microsoft/dion@0a059a45, README, megabatch_base.py; pytorch/torchtitan@b5bcd76c, distributed/flex_shard/dist_muon.py."""
+
 FSDP = Framework(
     name="fsdp",
     title="PyTorch FSDP",
@@ -211,7 +216,15 @@ FSDP = Framework(
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
     tuner="peft",
     measured_on="steps of mosaicml/llm-foundry on 8 to 512 A100 and H100",
-    step=replace(STEP, reduced_bytes=2, saves_original=True, fused_quantization=True, engine_formats=(*_ENGINE,)),
+    step=replace(
+        STEP,
+        reduced_bytes=2,
+        saves_original=True,
+        fused_quantization=True,
+        engine_formats=(*_ENGINE,),
+        **WHOLE_MATRICES,
+    ),
+    optimizers=dict.fromkeys(OPTIMIZERS, ()),
     attention_since="",
     software="eager",
     formats=("fp8-current", *_ENGINE),

@@ -24,6 +24,7 @@ from axonn_tune.frameworks.command import (
     sections_of,
 )
 from axonn_tune.frameworks.description import (
+    ADAMW_ALONE,
     AS_MANY_A_CHUNK,
     OWN_SAVERS,
     Argument,
@@ -71,6 +72,7 @@ _STEP = StepOptions(
     loss_reductions=(1.0, 1.0, 1.0),
     fused_accumulation=True,
     compiled_activation=True,
+    muon_tp_mode="blockwise",
     vocabulary_multiple=128,
     expert_replicas=("x", "z", "context", "data"),
     expert_kernels="separate",
@@ -184,6 +186,7 @@ _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "no_gradient_accumulation_fusion": ("model.gradient_accumulation_fusion=false",),
     "hierarchical_context_parallel_sizes": ("model.hierarchical_context_parallel_sizes=[{}]",),
     "recompute_modules": ("model.recompute_modules=[{}]",),
+    **{name: (f"optimizer.{name}={{}}",) for name in ("optimizer", "muon_tp_mode", "muon_num_ns_steps")},
     "num_experts": ("model.num_moe_experts={}",),
     "window_size": ("model.window_size=[{}]",),
     **{name: (f"model.{name}=[{{}}]",) for name in _PATTERNS},
@@ -198,6 +201,7 @@ def launch(run: Run) -> Command:
     """
     own = {option: key.name for option, key in step_keys("megatron").items()}
     run.check_step(settable=(*_SETTABLE, *own), precisions=(*_PRECISIONS, *FORMATS), parts=parts())
+    _check_optimizer(run)
     values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
     named = {path.rpartition(".")[2] for names in _WRITTEN.values() for path in names.split()}
     others = [name for option, name in own.items() if name not in named and run.is_changed(option)]
@@ -411,6 +415,20 @@ def _format(run: Run) -> dict[str, Value]:
     }
 
 
+def _check_optimizer(run: Run) -> None:
+    """UsageError for what Muon does in no release: 0.19.2 gathers the shards of GTP in every mode."""
+    mode = run.step.muon_tp_mode
+    if run.step.optimizer != "muon":
+        return
+    if mode == "layer_sharded":
+        raise run.cannot(
+            "step.muon_tp_mode = layer_sharded", "no release has it (NVIDIA/Megatron-LM pull request 6683)"
+        )
+    if _shards(run) and mode != "duplicated":
+        instead = "0.19.2 gathers its shards in every mode: ask for --set step.muon_tp_mode=duplicated"
+        raise run.cannot(f"GTP with step.muon_tp_mode = {mode}", instead)
+
+
 def _notes(run: Run) -> Iterator[str]:
     if {"attention.scores", "core_attn"} & {*run.step.repeated(run.recompute)} and run.step.fused_attention:
         yield LITTLE_TO_REPEAT
@@ -427,6 +445,8 @@ def _needs(run: Run, base: str, epsilon: str) -> Iterator[str]:
     """What else has to be there; base, epsilon: arguments of what a model may leave unstated."""
     if _shards(run):
         yield "GTP needs Transformer Engine 2.19 or later."
+    if run.step.optimizer in ("muon", "lion"):
+        yield "Its optimizer needs the package emerging-optimizers 0.2 or later."
     if run.model.has_experts and (backend := flex_backend(run)):
         port = DISPATCHERS[run.step.dispatcher].port
         yield f"Its dispatcher of experts needs {port or _DEEP_EP[backend]}, as the Python module deep_ep."
@@ -488,6 +508,7 @@ MEGATRON_CORE = Framework(
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4", "mxfp4"),
     format_options=FORMAT_OPTIONS,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
+    optimizers=dict.fromkeys(("adamw", "sgd", "lion", "muon"), ()),
     recompute_modules=(
         *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out", "mhc"),
     ),
@@ -529,6 +550,7 @@ NEMO = replace(
 NEMO_2022 = replace(
     NEMO.with_step(fused_attention=False, loss="copied"),
     name="nemo-2022",
+    optimizers=ADAMW_ALONE,
     tuner="",
     title="NeMo (2022)",
     precision_aware=False,

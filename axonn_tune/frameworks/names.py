@@ -14,7 +14,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.keys import Key, find, table
+from axonn_tune.frameworks.keys import Key, find, keys_of, table
 from axonn_tune.request import OPTIONS, flag
 from axonn_tune.vocabulary import LARGEST_SIZE
 
@@ -30,12 +30,24 @@ WEIGHT_SHARDS = {
 ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.also)}
 """Answers to options of other tools that have no axis here."""
 
+OPTIMIZER = "optimizer"
+"""Field of the table `unpriced` whose arguments name one."""
+
 FULL_TRAINING = "axonn-tune prices full training, of all weights in 16 or 32 bits by Adam"
 
 
 def unpriced(written: str) -> Key | None:
     """The key of an argument, column or option that no framework is priced with; dashes count as underscores."""
     return find(written.lstrip("-+").replace("-", "_").lower(), ("unpriced",))
+
+
+def has_optimizer(written: str, value: str) -> bool:
+    """Whether an argument names an optimizer that some framework is priced with, by the row of that one."""
+    name = written.lstrip("-+").replace("-", "_").lower()
+    keys = keys_of("step.optimizer")
+    return any(
+        key.is_silent(value) for key in keys if f".{name}".endswith(tuple(f".{one}" for one in (key.name, *key.also)))
+    )
 
 
 def why_unpriced(written: str) -> str:

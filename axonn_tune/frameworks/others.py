@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, Framework, PipelineSchedule
+from axonn_tune.frameworks.description import ADAMW_ALONE, AS_MANY_A_CHUNK, Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE, NAMES
 from axonn_tune.frameworks.torchtitan import TORCHTITAN
@@ -25,6 +25,7 @@ XLA = Framework(
 META_4D = replace(
     MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
+    optimizers=ADAMW_ALONE,
     tuner="",
     packings=(),
     formats=(),

@@ -10,7 +10,16 @@ from typing import Any, Literal, TypeAlias
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import Folding
 from axonn_tune.recompute import MODULES, Recompute, modules_of
-from axonn_tune.vocabulary import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, OVERLAPS, CudaGraphs, Overlap, Precision
+from axonn_tune.vocabulary import (
+    DISPATCHERS,
+    LARGEST_SIZE,
+    MOST_TIMES,
+    OPTIMIZERS,
+    OVERLAPS,
+    CudaGraphs,
+    Overlap,
+    Precision,
+)
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
@@ -189,6 +198,28 @@ class GradientOptions:
     parameter_overlap: bool = False
     shard_gradients: bool = False
     whole_gradient_bytes: int = _limited(0, 0, 4)
+
+
+_TP_MODES = ("duplicated", "distributed", "blockwise", "layer_sharded")
+_FORMS = ("standard", "gram")
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Of the optimizer (`frameworks.optimizers`), and of one that orthogonalizes whole matrices.
+
+    muon_tp_mode: how ranks that have shards of a matrix do it. Each gathers it and iterates on all of it; on its
+    shard, with sums of Gram matrices; on its shard as if that were all; or one rank in turn takes a whole matrix.
+    muon_num_ns_steps: iterations. muon_form: each with the matrix, or on its Gram matrix with one restart.
+    muon_batched: matrices of one shape in one launch. muon_apart_gate: gate and up projections are two matrices.
+    """
+
+    optimizer: str = _words(*OPTIMIZERS, default="adamw")
+    muon_tp_mode: str = _words(*_TP_MODES, default="duplicated")
+    muon_num_ns_steps: int = _limited(5, 1, 100)
+    muon_form: str = _words(*_FORMS, default="standard")
+    muon_batched: bool = False
+    muon_apart_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -430,6 +461,7 @@ class StepOptions(
     RecomputeOptions,
     ExpertOptions,
     ContextOptions,
+    OptimizerOptions,
     StateOptions,
     GradientOptions,
     GatherOptions,
@@ -450,6 +482,11 @@ class StepOptions(
                 limits.check(name, value)
         if both := {*self.expert_shards} & {*self.expert_replicas}:
             raise UsageError(f"step.expert_shards and step.expert_replicas both name {min(both)}")
+
+    @property
+    def of_optimizer(self) -> OptimizerOptions:
+        """Those of the optimizer alone."""
+        return OptimizerOptions(**{one.name: getattr(self, one.name) for one in fields(OptimizerOptions)})
 
     def in_format(self, name: str) -> StepOptions:
         """The options in a number format: Transformer Engine saves inputs quantized, repeats blocks to their last

@@ -37,7 +37,8 @@ from axonn_tune.frameworks.description import (
     Section,
     Value,
 )
-from axonn_tune.frameworks.fsdp import STEP
+from axonn_tune.frameworks.fsdp import STEP, WHOLE_MATRICES
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
 
@@ -551,7 +552,9 @@ TORCHTITAN = Framework(
         recompute_whole_block=True,
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),
         selective_at_once=True,
+        **WHOLE_MATRICES,
     ),
+    optimizers={ADAMW: (), "muon": ()},
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     attention_since="",
     software="compiled",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
-from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
+from axonn_tune.frameworks.names import FULL_TRAINING, OPTIMIZER, has_optimizer, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
 from axonn_tune.specs.catalog import available, load_model
@@ -45,7 +45,13 @@ def refusals(
     text: a line for each command and pair; own: arguments as they are written; every: all by plain names; gpus: what a
     launcher starts.
     """
-    named = [(name, stated, key) for name, stated in own.items() if (key := unpriced(name)) is not None]
+    every_key = [(name, stated, unpriced(name)) for name, stated in own.items()]
+    # What a framework's table prices, it judges by itself.
+    named = [
+        (name, stated, key)
+        for name, stated, key in every_key
+        if key and not (key.field == OPTIMIZER and has_optimizer(name, stated.value))
+    ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.
     silent = {"detail", "frozen"} if switches and all(switches) else set()

@@ -24,11 +24,13 @@ from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOp
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
+from axonn_tune.program.inputs import suffixes
 from axonn_tune.program.lengths import of_lengths, sequences_of
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
-from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
+from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
 from axonn_tune.program.types import kinds
 from axonn_tune.program.types.sparse import WHOLE_HEADS
+from axonn_tune.program.update import whole_symbols
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.tuning import Tuning, tools
 from axonn_tune.specs.workload import Recompute, Workload
@@ -260,8 +262,7 @@ def dimensions(
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
-    places = float(model.max_sequence_length) if model.learned_positions else 0.0
-    positions = _rounded_up(places, shards, arithmetic)
+    positions = _rounded_up(float(model.max_sequence_length * model.learned_positions), shards, arithmetic)
     table = rows * hidden / split
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
@@ -272,8 +273,8 @@ def dimensions(
         model, workload, {**axes, **lengths}, counts, split=split, share=share, options=options, arithmetic=arithmetic
     )
     routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
+    ranks = shards, share, expert_z, expert_data if sharded else 0.0
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
-    trained_vectors = vectors([one.trains for one in counts_of])
     closing = closing_vectors(model) / y if stage.last else 0.0 * y
     held = (
         _sum(weights.stored)
@@ -305,7 +306,8 @@ def dimensions(
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": trained,
-        "vectors": trained_vectors + (closing if model.tuning is None else 0.0 * y),
+        **whole_symbols(model, options, counts, axes, ranks, trained),
+        "vectors": vectors([one.trains for one in counts_of]) + (closing if model.tuning is None else 0.0 * y),
         **_frozen(weights, counts_of, vectors),
         **({} if model.tuning is None else {"frozen_tables": held - trained + closing}),
         **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),

@@ -74,6 +74,12 @@ EXPERTS = "experts"
 """Layer of those that take all routed experts of a block."""
 
 
+def suffixes(model: Model) -> tuple[str, ...]:
+    """What stands behind the symbols of each layer type of a model: nothing if there is but one."""
+    types = model.types
+    return tuple(f".{layer.name}" for layer in types) if len(types) > 1 else ("",)
+
+
 @dataclass(frozen=True)
 class LayerInputs:
     """Common inputs of the layers of one program.

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import BATCH_AXES
+from axonn_tune.program.inputs import suffixes
 from axonn_tune.program.operations import Value
-from axonn_tune.program.step import suffixes
 from axonn_tune.specs.lengths import Lengths
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Workload

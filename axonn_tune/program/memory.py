@@ -32,7 +32,7 @@ from axonn_tune.program.operations import (
 )
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.program.types import experts
-from axonn_tune.program.update import optimizer_of
+from axonn_tune.program.update import update_of, updates
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
 
@@ -70,28 +70,31 @@ def persistent_items(given: LayerInputs) -> Held:
     moved = {name: float(name in options.offloaded) for name in ("weights", "gradients", "moments", "master")}
     kept = {name: 1.0 - share * options.offloaded_states for name, share in moved.items()}
     main = kept["master"] if copied else 1.0 - moved["weights"]
-    held, optimizer = list[tuple[str, Size]](), optimizer_of(given)
+    held, vectors = list[tuple[str, Size]](), update_of(given, vectors=True)
     has_frozen = any(one.trained is not None for one in counted(given.model))
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
         *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
-        share = replicas if given.sharded else Size(1.0)
         frozen = symbol("frozen_expert_parameters" if of else "frozen_parameters")
-        held += [(f"master weights{of}", main * optimizer.master * elements / share)] if master and main else []
-        moments = [(f"optimizer moments{of}", kept["moments"] * optimizer.state_bytes * elements / share)]
+        updated = updates(given, routed=bool(of))
+        if master and main:
+            held += [(f"master weights{of}", main * one.update.master * one.elements) for one in updated]
+        moments = [
+            (f"optimizer moments{of}", kept["moments"] * one.update.state_bytes * one.elements) for one in updated
+        ]
         held += moments if kept["moments"] else []
         shares = replicas if options.shard_gradients else Size(1.0)
         held += [] if moved["gradients"] else [(f"gradients{of}", given.gradient_bytes * elements / shares)]
         if whole := float(options.whole_gradient_bytes):
             held.append((f"whole gradients{of}", whole * elements * Z))
         if not of:
-            each = optimizer.master + optimizer.state_bytes + sizes.main
+            each = vectors.master + vectors.state_bytes + sizes.main
             held += [("replicated vectors", float(each) * _VECTORS)]
         held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied and not moved["weights"] else []
         if has_frozen and not moved["weights"]:
             # Without states: as ranks have weights to compute with, or as shards that are gathered.
-            name, element = ("compute", float(sizes.compute)) if copied else ("master", float(optimizer.master))
+            name, element = ("compute", float(sizes.compute)) if copied else ("master", float(vectors.master))
             if given.tuning is not None:
                 name, element = "frozen", given.tuning.base_bytes
                 held += [] if of else [("frozen weights", 1.0 * sizes.compute * symbol("frozen_tables"))]

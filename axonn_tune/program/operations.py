@@ -67,6 +67,8 @@ CANDIDATE_SYMBOLS = (
     *("exchanged", "joined", "head_norms", "scattered", "divided", "ring_calls", "merged"),
     *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters", "frozen_tables"),
     *("seen", "longest"),
+    *("elementwise", "orthogonal", "orthogonal_experts", "small", "large", "entries", "owned", "updated"),
+    *("gathers_x", "gathers_z", "grams_x", "grams_z", "products", "squares", "applied"),
 )
 """What differs between candidates.
 
@@ -84,6 +86,12 @@ queries and keys, of which each rank of x has the gradients of its heads. ring_c
 query is in around a ring of all ranks of context, and those of them whose results are added to others'. seen: where
 sequences differ in length, positions that a token attends to without a window, the masked half included; longest:
 tokens of a sequence in the micro-batch that has most, which memory must hold.
+query is in around a ring of all ranks of context, and those of them whose results are added to others'.
+elementwise: elements of `parameters` that an optimizer of whole matrices leaves to AdamW; orthogonal,
+orthogonal_experts: of the others those with states on the rank that has most. Of each matrix of a block
+(`program.whole`) entries: its elements; small, large: sides of what a rank iterates on; owned, updated: matrices that
+it iterates on, and whose states it has a shard of; gathers_*, grams_*: gathers of matrices and sums of Gram matrices
+over x and over z; products, squares, applied: GEMMs of a matrix, X·Xᵀ, of s × s matrices, and of such a one with X.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -19,7 +19,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.count import counted, trains_experts
-from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y
+from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y, suffixes
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -69,12 +69,6 @@ class Stage:
 
 ONLY, FIRST, MIDDLE, LAST = Stage(), Stage(True, False), Stage(False, False), Stage(False, True)
 """The stage of a step without pipeline stages, and those of one with several."""
-
-
-def suffixes(model: Model) -> tuple[str, ...]:
-    """What stands behind the symbols of each layer type of a model: nothing if there is but one."""
-    types = model.types
-    return tuple(f".{layer.name}" for layer in types) if len(types) > 1 else ("",)
 
 
 Contents: TypeAlias = tuple[tuple[int, int], ...]

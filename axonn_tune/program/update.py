@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from axonn_tune.frameworks.optimizers import ADAMW, optimizers
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
-from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, as_size, symbol
+from axonn_tune.program.operations import (
+    ONCE,
+    Collective,
+    Kernel,
+    Operation,
+    OpKind,
+    Phase,
+    Size,
+    Value,
+    as_size,
+    symbol,
+)
 from axonn_tune.program.tables import tables
+from axonn_tune.specs.model import Model
 
 
-class Optimizer(NamedTuple):
-    """What an update keeps of a parameter, and moves for it, in bytes.
+class Update(NamedTuple):
+    """What the update of an element keeps and moves, in bytes.
 
     gradient: as it reads it; weight: as it reads it, a master weight with what that lacks of the compute weight;
     master: of a master weight, which it writes; states: of each, read and written.
@@ -23,10 +37,10 @@ class Optimizer(NamedTuple):
     gradient: int
     weight: int
     master: int
-    states: tuple[int, ...]
+    states: tuple[float, ...]
 
     @property
-    def state_bytes(self) -> int:
+    def state_bytes(self) -> float:
         """Of all states."""
         return sum(self.states)
 
@@ -36,15 +50,62 @@ class Optimizer(NamedTuple):
         return float(self.gradient + self.weight + self.master + 2 * self.state_bytes)
 
 
-def optimizer_of(given: LayerInputs) -> Optimizer:
-    """AdamW, which keeps two moments; gradients are cast to the type of master weights, or read as accumulated."""
+class Updated(NamedTuple):
+    """Elements with states on one rank, and their update; orthogonal: matrices as wholes."""
+
+    update: Update
+    elements: Size
+    orthogonal: bool = False
+
+
+def update_of(given: LayerInputs, *, name: str = "", vectors: bool = False) -> Update:
+    """That of an optimizer, the step's unless it is named, for matrices or for vectors.
+
+    Gradients are cast to the type of master weights, or read as accumulated by one with types of its own, AdamW's.
+    """
     main, options = given.state_element, given.options
-    return Optimizer(
+    one = optimizers()[name or options.optimizer]
+    kept = one.vectors if vectors else one.states
+    states: tuple[float, ...] = tuple(main if size is None else size for size in kept)
+    if one.name == ADAMW:
+        states = (options.exp_avg_bytes or main, options.exp_avg_sq_bytes or main)
+    elif one.scales_bytes and not vectors:
+        states = (*states, one.scales_bytes)
+    return Update(
         gradient=given.gradient_bytes if options.precision_aware else main,
         weight=main,
         master=options.master_bytes or main,
-        states=(options.exp_avg_bytes or main, options.exp_avg_sq_bytes or main),
+        states=states,
     )
+
+
+def updates(given: LayerInputs, *, routed: bool = False) -> tuple[Updated, ...]:
+    """Those of a rank's matrices and tables, or of its routed experts, where replicas may share states."""
+    whole = optimizers()[given.options.optimizer].whole
+    _, replicas = given.replication(EXPERTS if routed else "")
+    share = replicas if given.sharded else ONCE
+    if whole is None:
+        elements = symbol("expert_parameters" if routed else "parameters") / share
+        return (Updated(update_of(given), elements),)
+    matrices = Updated(update_of(given), symbol("orthogonal_experts" if routed else "orthogonal"), orthogonal=True)
+    return (matrices,) if routed else (Updated(update_of(given, name=ADAMW), symbol("elementwise") / share), matrices)
+
+
+def whole_symbols(
+    model: Model,
+    options: StepOptions,
+    counts: Sequence[Value],
+    axes: Mapping[str, Value],
+    ranks: tuple[Value, ...],
+    parameters: Value,
+) -> dict[str, Value]:
+    """Values of the symbols of an optimizer that takes matrices as wholes; none of another."""
+    if optimizers()[options.optimizer].whole is None:
+        return {}
+    # Imported here: most searches are of AdamW, and start-up time is theirs.
+    from axonn_tune.program.whole import whole_values
+
+    return whole_values(model, options, counts, axes, ranks, parameters)
 
 
 def data_bucket(layer: str, elements: Size, given: LayerInputs) -> Collective:
@@ -63,25 +124,19 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
 
     buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
     """
-    element = given.element
-    parameters, vectors = symbol("parameters"), symbol("vectors")
+    parameters = symbol("parameters")
     share = given.replicas if given.sharded else ONCE
-    optimizer = optimizer_of(given)
-    written = optimizer.moved_bytes + (element if given.sharded else 0.0)
+    gradient = update_of(given).gradient
     yield from unsent
     yield from _vectors_end(given)
     yield from _tables_end(given)
-    yield Kernel("step", "gradient_norm", optimizer.gradient * parameters / share)
+    yield Kernel("step", "gradient_norm", gradient * parameters / share)
     experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
     if trains_experts(given.model):
-        yield Kernel("step", "gradient_norm", optimizer.gradient * experts)
+        yield Kernel("step", "gradient_norm", gradient * experts)
     reductions = 1.0 + given.options.step_reductions
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0, calls=as_size(reductions))
-    yield Kernel("step", "optimizer", written * parameters / share)
-    if trains_experts(given.model):
-        yield Kernel("step", "optimizer", written * experts)
-    if _trains_vectors(given):
-        yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
+    yield from _updated_end(given)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
         if trains_experts(given.model):
@@ -93,6 +148,22 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
                 yield parameter_gather(layer, elements, given, phase="step", calls=count)
         if _copies_embedding(given):
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
+
+
+def _updated_end(given: LayerInputs) -> Iterator[Operation]:
+    """The update, of a weight in the compute type, too, where that is gathered."""
+    written = float(given.element) if given.sharded else 0.0
+    updated = [*updates(given), *(updates(given, routed=True) if trains_experts(given.model) else ())]
+    for one in updated:
+        if not one.orthogonal:
+            yield Kernel("step", "optimizer", (one.update.moved_bytes + written) * one.elements)
+    if _trains_vectors(given):
+        yield Kernel("step", "optimizer", update_of(given, vectors=True).moved_bytes * symbol("vectors"))
+    if any(one.orthogonal for one in updated):
+        # Imported here: most searches are of AdamW, and start-up time is theirs.
+        from axonn_tune.program.whole import whole_operations
+
+        yield from whole_operations(given, written=written)
 
 
 def _copies_embedding(given: LayerInputs) -> bool:

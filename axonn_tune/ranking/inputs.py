@@ -15,6 +15,7 @@ from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
+from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.program.dimensions import shared_start
@@ -63,6 +64,7 @@ def load_inputs(request: Request) -> Inputs:
     trains = _tuning(framework, request)
     workload = make_workload(model.document, request, tuning=trains, settings=settings["workload"])
     framework = _with_settings(framework, settings["step"], model.document, machine.document, workload.precision)
+    framework = _optimizing(framework, request.optimizer or framework.step.optimizer)
     if request.shard_optimizer is False and framework.step.distributed_optimizer:
         framework = _without_sharded_optimizer(framework)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
@@ -128,6 +130,7 @@ def check(problem: Problem) -> None:
         raise UsageError(words + next(near, ""))
     _check_layout(problem)
     _check_formats(problem)
+    _check_optimizer(problem)
     check_lengths(problem)
     check_expert_overlap(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
@@ -183,6 +186,37 @@ def _check_formats(problem: Problem) -> None:
             )
         if name.endswith("_bf16") and problem.workload.precision == "fp8-delayed":
             raise UsageError(f"step.{name} = {value}: delayed scaling has no layers in BF16; try fp8-current")
+
+
+def _optimizing(framework: Framework, optimizer: str) -> Framework:
+    """A framework with an optimizer; UsageError if it has no such."""
+    if optimizer not in framework.optimizers:
+        others = ", ".join(name for name, one in registry().items() if optimizer in one.optimizers)
+        raise UsageError(
+            f"--optimizer {optimizer}: {framework.title} has {', '.join(framework.optimizers)}; "
+            f"frameworks that do: {others}"
+        )
+    return framework.optimizing(optimizer)
+
+
+def _check_optimizer(problem: Problem) -> None:
+    """Refuse types of states and numbers that an optimizer does not go with.
+
+    Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/optimizer/__init__.py (_get_megatron_emerging_optimizer), checks
+    of optimizer_config.py.
+    """
+    step, asked = problem.framework.step, f"--optimizer {problem.framework.step.optimizer}"
+    if step.optimizer == ADAMW:
+        return
+    whole = optimizers()[step.optimizer].whole is not None
+    moved = {"moments", "master"} & {*step.offloaded}
+    for refused, why in (
+        (step.precision_aware, "the precision-aware optimizer is AdamW's; leave out its types of states"),
+        (whole and problem.workload.precision == "fp16", "needs --precision bf16: FP16 is refused"),
+        (whole and bool(moved), "its states stay on the GPU; leave out step.offloaded"),
+    ):
+        if refused:
+            raise UsageError(f"{asked}: {why}")
 
 
 def unpriced_experts(framework: Framework, model: Model) -> str:

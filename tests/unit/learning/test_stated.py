@@ -494,12 +494,12 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.sh", f"{CORE}--bf16 --lora-rank 16", f"r.sh:1: --lora-rank 16: {PEFT}"),
         ("r.sh", f"{CORE}--bf16 --lora-target-modules wq wv --seed 1", f"--lora-target-modules wq wv: {PEFT}"),
         ("r.sh", f"{CORE}--bf16 --lora-rank 16", "without --lora-rank the file is priced as that"),
-        ("r.sh", f"{CORE}--bf16 --optimizer muon", "--optimizer muon: is not priced: known are adam, adamw"),
+        ("r.sh", f"{CORE}--bf16 --optimizer soap", "--optimizer soap: is not priced: known are adam"),
         ("r.sh", f"{CORE}--bf16 --freeze-all-layers", "frozen weights are not priced"),
-        ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lion"}}', "optimizer.type Lion: is not"),
+        ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"}}', "optimizer.type Lamb: is not"),
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}', ""),
         ("r.toml", '[model]\nflavor = "8B"\n[lora]\nrank = 8', f"r.toml:4: lora.rank 8: {PEFT}"),
-        ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Muon"', "optimizer.name Muon: is not priced"),
+        ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Shampoo"', "optimizer.name Shampoo: is not priced"),
         ("r.yaml", "finetuning_type: lora\ncutoff_len: 4096", "r.yaml:1: finetuning_type lora: adapters and frozen"),
         ("r.yaml", "stage: sft\nload_in_4bit: true\ncutoff_len: 8", "load_in_4bit: quantized base weights are not"),
         ("r.yaml", "base_model: x/y\nadapter: qlora", f"r.yaml:2: adapter qlora: {PEFT}"),
@@ -549,6 +549,28 @@ def test_training_with_a_second_model_is_not_priced_as_without(text: str, words:
         return
     with pytest.raises(DocumentError, match=words):
         read_run(path, given=given, model="llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "optimizer"),
+    [
+        ("r.sh", f"{CORE}--bf16 --use-distributed-optimizer --optimizer muon --muon-tp-mode distributed", "muon"),
+        ("r.sh", f"{CORE}--bf16 --optimizer sgd", "sgd"),
+        ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon"}}', "muon"),
+        ("r.json", '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "Lion"}}', "lion"),
+        ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Muon"', "muon"),
+        ("r.sh", f"{TRAINER}--bf16 true --optim adamw_bnb_8bit --fsdp full_shard", "adamw-8bit"),
+        ("r.sh", f"{TRAINER}--bf16 true --optim adafactor --fsdp full_shard", "adafactor"),
+        ("r.sh", f"{TRAINER}--bf16 true --fsdp full_shard", "adamw"),
+    ],
+)
+def test_an_optimizer_is_read_by_its_framework_s_name(name: str, text: str, optimizer: str, tmp_path: Path) -> None:
+    """Guards rows of optimizers: each that a framework has is priced as that."""
+    (tmp_path / name).write_text(text, "utf-8")
+    run = read_run(tmp_path / name, given={"n_gpus": "8", "seq": "2048", "gbs": "64"}, model="llama3-8b")
+    step = run.case(H100).framework.step
+    assert step.optimizer == optimizer
+    assert "distributed" not in text.partition("--muon")[2] or step.muon_tp_mode == "distributed"
 
 
 @pytest.mark.parametrize(

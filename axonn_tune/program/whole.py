@@ -1,0 +1,325 @@
+"""Matrices that an optimizer orthogonalizes as wholes: which, on which ranks, by which GEMMs and collectives.
+
+Letters: m rows and n columns of a matrix, s and b the short and the long side of what a rank iterates on, k iterations.
+Newton-Schulz takes X·Xᵀ, its square and their product with X: k·(4·s²·b + 2·s³) FLOPs, in BF16. Embedding, LM head,
+vectors and biases are AdamW's. Where states are sharded over replicas, each matrix has one owner among these: by
+longest processing time first on b·s², as Megatron-Core's layer-wise optimizer packs its buffers, here all at once.
+Ranks that have shards of a matrix do as `OptimizerOptions.muon_tp_mode` says.
+
+Sources: NVIDIA-NeMo/Emerging-Optimizers@fd772926, orthogonalized_optimizers/muon_utils.py (newton_schulz_tp);
+NVIDIA/Megatron-LM@d98e8a64, megatron/core/optimizer/emerging_optimizers.py (TensorParallelMuon),
+layer_wise_optimizer.py; of Gram matrices deepspeedai/DeepSpeed@edaa7221, runtime/zero/muon/original_muon.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.frameworks.optimizers import Whole, optimizers
+from axonn_tune.frameworks.step import OptimizerOptions, StepOptions
+from axonn_tune.grid import ALL_AXES
+from axonn_tune.program.adapters import part_widths
+from axonn_tune.program.block import block_nodes
+from axonn_tune.program.count import type_constants
+from axonn_tune.program.inputs import EXPERTS, LayerInputs, suffixes
+from axonn_tune.program.nodes import Gemm
+from axonn_tune.program.operations import ONCE, Collective, Kernel, MatMul, Operation, Size, Value, symbol
+from axonn_tune.program.types.experts import Grouped
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.workload import ELEMENT_SIZES
+
+LAYER = "muon"
+"""Layer of all that is done to whole matrices."""
+_MOMENTUM, _GRAM = 4.0, 2.0
+"""Bytes of an element of a momentum that is gathered, and of a Gram matrix that is summed."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a block: m outputs, n inputs, and which of them x splits; routed: one of each routed expert."""
+
+    layer: str
+    rows: float
+    columns: float
+    cut: Literal["", "rows", "columns"]
+    routed: bool = False
+
+    @property
+    def elements(self) -> float:
+        """m·n."""
+        return self.rows * self.columns
+
+    @property
+    def cost(self) -> float:
+        """s²·b, by which owners are chosen."""
+        return self.elements * min(self.rows, self.columns)
+
+
+@lru_cache(maxsize=64)
+def matrices_of(model: Model, *, sequence_parallel: bool, apart_gate: bool) -> tuple[tuple[Matrix, ...], ...]:
+    """Those of a block of each layer type: queries, keys and values apart, gate and up projection only if asked for."""
+    options = StepOptions(sequence_parallel=sequence_parallel, muon_apart_gate=apart_gate)
+    inputs = (LayerInputs(model, ELEMENT_SIZES["bf16"], options, layer=layer) for layer in model.types)
+    return tuple(tuple(_matrices(given)) for given in inputs)
+
+
+def _matrices(given: LayerInputs) -> Iterator[Matrix]:
+    nodes, own = block_nodes(given), given.own
+    for node in nodes.forward:
+        if isinstance(node, Gemm) and node.trains:
+            linear, widths = node.linear, part_widths(node.linear, given)
+            whole = widths.pop("")
+            gate = linear.layer.endswith("fc1")
+            parts = [whole] if not widths or (gate and not given.options.muon_apart_gate) else [*widths.values()]
+            cut: Literal["", "rows", "columns"] = _cut(
+                rows="x" in dict(linear.n.powers), columns="x" in dict(linear.k.powers)
+            )
+            yield from (Matrix(linear.layer, _number(one, own), _number(linear.k, own), cut) for one in parts)
+        elif isinstance(node, Grouped) and node.trains:
+            number = own.ups if node.layer.endswith("fc1") and given.options.muon_apart_gate else 1
+            width, split = (
+                float(node.width),
+                [dict(one.powers).keys() & {"x", "expert_tensor"} for one in (node.n, node.k)],
+            )
+            one = Matrix(
+                node.layer, width / number, node.each / width, _cut(rows=bool(split[0]), columns=bool(split[1])), True
+            )
+            yield from [one] * number
+        elif node.trains and node.matrix.coefficient:
+            cut = _cut(rows="x" in dict(node.matrix.powers), columns=False)
+            yield Matrix(node.layer, _number(node.matrix, own) / own.hidden, float(own.hidden), cut)
+        for adapter in node.adapters:
+            rank = float(adapter.tuning.rank)
+            sizes = ((rank, _number(adapter.linear.k, own)), (_number(adapter.n, own), rank))
+            shards = ["x" in dict(one.powers) for one in adapter.elements]
+            yield from (
+                Matrix(adapter.layer, *size, _cut(rows=split, columns=False))
+                for size, split in zip(sizes, shards, strict=True)
+            )
+
+
+def _cut(*, rows: bool, columns: bool) -> Literal["", "rows", "columns"]:
+    return "rows" if rows else "columns" if columns else ""
+
+
+def _number(size: Size, layer: Layer) -> float:
+    """A size on one rank that has everything."""
+    ones = dict.fromkeys(ALL_AXES, 1.0)
+    return float(size.evaluate({**ones, "H": float(layer.hidden), **type_constants(layer)}))
+
+
+def gemms(form: str, iterations: int, *, square: bool) -> tuple[int, int, int]:
+    """How often X·Xᵀ, products of s × s matrices, and such a product with X are there.
+
+    On the Gram matrix R alone the iteration takes R², that with what is applied to X, and two for the next R; a
+    restart behind the second iteration applies it, and so does the end. A square X has nothing to save.
+    """
+    if form == "standard" or square:
+        return iterations, iterations, iterations
+    parts = 1 + (iterations > 2)
+    return parts, iterations + 3 * (iterations - parts), parts
+
+
+class Work(NamedTuple):
+    """What the rank with most of it does to matrices of one kind: values of the symbols, by their names."""
+
+    small: float
+    large: float
+    entries: float
+    owned: float
+    updated: float
+    gathers_x: float = 0.0
+    gathers_z: float = 0.0
+    grams_x: float = 0.0
+    grams_z: float = 0.0
+    products: float = 0.0
+    squares: float = 0.0
+    applied: float = 0.0
+
+
+Counted: TypeAlias = tuple[tuple[Matrix, int], ...]
+
+
+@lru_cache(maxsize=65536)
+def work_of(
+    counts: Counted, options: OptimizerOptions, *, x: int, z: int, replicas: int
+) -> tuple[tuple[Work, ...], float]:
+    """Work of so many matrices of each kind, and most elements of them that a rank has states of.
+
+    x, z: ranks that split, and that shard them; replicas: ranks of which each has states of some.
+    """
+    if not counts:
+        return (), 0.0
+    updated = _packed(counts, replicas)
+    owned = _packed(counts, replicas * x * z) if options.muon_tp_mode == "layer_sharded" else updated
+    cost = np.array([matrix.cost for matrix, _ in counts])
+    most, first = (found[:, np.argmax(cost @ found)] for found in (updated, owned))
+    found = [
+        _work(matrix, options, x=x if matrix.cut else 1, z=z, owned=float(own), updated=float(states))
+        for (matrix, _), own, states in zip(counts, first, most, strict=True)
+    ]
+    local = np.array([matrix.elements / (z * (x if matrix.cut else 1)) for matrix, _ in counts])
+    return tuple(found), float((local @ updated).max())
+
+
+def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, z: int, owned: float, updated: float) -> Work:
+    """Of one kind, which x ranks split."""
+    rows, columns, mode = matrix.rows, matrix.columns, options.muon_tp_mode
+    counts = gemms(options.muon_form, options.muon_num_ns_steps, square=rows == columns)
+    found = Work(0.0, 0.0, matrix.elements, owned, updated, **dict(zip(_GEMMS, map(float, counts), strict=True)))
+    if mode == "distributed" and max(x, z) > 1:
+        # Over the larger group, along the side that it splits; the smaller one gathers before. z shards rows.
+        over, gathered, sums = z >= x, owned * (min(x, z) > 1), owned * counts[0]
+        by_rows, cut = over or matrix.cut == "rows", z if over else x
+        kept, split = (columns, rows) if by_rows else (rows, columns)
+        found = found._replace(small=kept, large=split / cut)
+        return (
+            found._replace(gathers_x=gathered, grams_z=sums)
+            if over
+            else found._replace(gathers_z=gathered, grams_x=sums)
+        )
+    if mode == "blockwise":
+        rows, columns = rows / (z * x if matrix.cut == "rows" else z), columns / (x if matrix.cut == "columns" else 1)
+    elif mode == "duplicated":
+        found = found._replace(gathers_x=owned * (x > 1), gathers_z=owned * (z > 1))
+    return found._replace(small=min(rows, columns), large=max(rows, columns))
+
+
+_GEMMS = ("products", "squares", "applied")
+_GROUPS = ("x", "z", "replicas", "expert_x", "expert_z", "expert_replicas", "expert")
+
+
+def _packed(counts: Counted, ranks: int) -> NDArray[np.int64]:
+    """Matrices of each kind on each rank, `[kinds, ranks]`, by longest processing time first.
+
+    One by one, each goes to the rank that has least. Of n alike ones with cost c these are the n least of all
+    `load + j·c`, j = 0, 1, ...
+    """
+    found, loads = np.zeros((len(counts), ranks), dtype=np.int64), np.zeros(ranks)
+    for kind in sorted(range(len(counts)), key=lambda kind: -counts[kind][0].cost):
+        matrix, count = counts[kind]
+        most = min(count, count // ranks + 1 + int((loads.max() - loads.min()) / matrix.cost) + 1)
+        places = (loads + matrix.cost * np.arange(most)[:, None]).ravel()
+        chosen = np.argsort(places, kind="stable")[:count] % ranks
+        found[kind] = np.bincount(chosen, minlength=ranks)
+        loads = loads + matrix.cost * found[kind]
+    return found
+
+
+def whole_values(
+    model: Model,
+    options: StepOptions,
+    counts: Sequence[Value],
+    axes: Mapping[str, Value],
+    ranks: Sequence[Value],
+    parameters: Value,
+) -> dict[str, Value]:
+    """Values of the symbols of whole matrices.
+
+    counts: blocks of each layer type; ranks: that shard a matrix, and that share its states; the same of an expert's,
+    of which there are 0 where each has all states.
+    """
+    shards, share, expert_z, copies = ranks
+    copies = copies * axes["context"] if options.copies_over_context else copies
+    tensor = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
+    groups = dict(zip(_GROUPS, (axes["x"], shards, share, tensor, expert_z, copies, axes["expert"]), strict=True))
+    types = matrices_of(model, sequence_parallel=options.sequence_parallel, apart_gate=options.muon_apart_gate)
+    columns = np.broadcast_arrays(*map(np.atleast_1d, [*groups.values(), *counts]))
+    rows, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    of_rows = [
+        _values_of(
+            model,
+            options,
+            types,
+            row[len(groups) :],
+            {name: max(int(one), 1) for name, one in zip(groups, row, strict=False)},
+        )
+        for row in rows.T
+    ]
+    alone = not any(isinstance(one, np.ndarray) for one in (*groups.values(), *counts))
+    found: dict[str, Value] = {
+        name: of_rows[0][name] if alone else np.array([one[name] for one in of_rows])[places.ravel()]
+        for name in of_rows[0]
+    }
+    return found | {"elementwise": parameters - found.pop("held")}
+
+
+def _values_of(
+    model: Model,
+    options: StepOptions,
+    types: tuple[tuple[Matrix, ...], ...],
+    blocks: Sequence[float],
+    ranks: Mapping[str, int],
+) -> dict[str, float]:
+    """The same of one layout; `held`: elements of matrices beside routed experts' on a rank."""
+    found, own = dict[str, float](held=0.0), options.of_optimizer
+    for routed, before in ((False, ""), (True, "expert_")):
+        keys, counted = list[str](), list[tuple[Matrix, int]]()
+        for layer, several, count, of in zip(model.types, types, blocks, suffixes(model), strict=True):
+            each = layer.experts.count / ranks["expert"] if routed and layer.experts else 1.0
+            for number, matrix in enumerate(several):
+                if matrix.routed == routed:
+                    keys.append(f"{number}{of}")
+                    counted.append((matrix, round(count * each)))
+        x, z, replicas = (ranks[f"{before}{axis}"] for axis in ("x", "z", "replicas"))
+        works, states = work_of(tuple(counted), own, x=x, z=z, replicas=replicas)
+        found["orthogonal_experts" if routed else "orthogonal"] = states
+        for key, work in zip(keys, works, strict=True):
+            found |= {f"{name}.{key}": value for name, value in work._asdict().items()}
+        if not routed:
+            found["held"] = sum(n * one.elements / (z * (x if one.cut else 1)) for one, n in counted)
+    return found
+
+
+def whole_operations(given: LayerInputs, *, written: float) -> Iterator[Operation]:
+    """What the rank with most matrices does to them; written: bytes of a new weight beside its master weight."""
+    options = given.options
+    whole = optimizers()[options.optimizer].whole
+    assert whole is not None, "asked before"
+    types = matrices_of(given.model, sequence_parallel=options.sequence_parallel, apart_gate=options.muon_apart_gate)
+    for several, of in zip(types, suffixes(given.model), strict=True):
+        yield from chain.from_iterable(
+            _operations(given, matrix, f"{number}{of}", whole, written) for number, matrix in enumerate(several)
+        )
+
+
+def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, written: float) -> Iterator[Operation]:
+    """Of matrices of one kind, one after the other, or all at once; their sizes are symbols."""
+    options, layer = given.options, f"{LAYER}.{matrix.layer}"
+
+    def of(name: str) -> Size:
+        return symbol(f"{name}.{key}")
+
+    small, large, owned, updated, entries = map(of, ("small", "large", "owned", "updated", "entries"))
+    split = "expert_tensor" if matrix.routed and options.sequence_parallel else "x"
+    shard_axes, shards = given.sharding(EXPERTS if matrix.routed else "")
+    cut, one, mode = symbol(split) if matrix.cut else ONCE, ONCE, options.muon_tp_mode
+    local, sent = entries / (cut * shards), [(shard_axes, "z"), *([(split, "x")] if matrix.cut else [])]
+    if mode == "layer_sharded":
+        for axis, _ in sent:
+            yield Collective("all_to_all", axis, "step", layer, _MOMENTUM * local * updated, calls=2.0 * one)
+    elif mode != "blockwise":
+        size = {"z": entries / cut, "x": entries / (shards if mode == "distributed" else one)}
+        for axis, name in sent:
+            yield Collective("all_gather", axis, "step", layer, _MOMENTUM * size[name], calls=of(f"gathers_{name}"))
+    for size_bytes, launches, times in (
+        ((whole.update_bytes + written) * local, whole.update_kernels, updated),
+        (whole.around_bytes * small * large, whole.around_kernels, owned),
+    ):
+        at_once, calls = (times, one) if options.muon_batched else (one, times)
+        yield Kernel("step", "optimizer", size_bytes / float(launches) * at_once, calls=float(launches) * calls)
+    at_once, calls = (owned, one) if options.muon_batched else (one, owned)
+    gemm = partial(MatMul, "step", layer, groups=at_once)
+    yield gemm(small, small, large, "NT", calls * of("products"))
+    yield gemm(small, small, small, "NN", calls * of("squares"))
+    yield gemm(small, large, small, "NN", calls * of("applied"))
+    if mode == "distributed":
+        for axis, name in sent:
+            yield Collective("all_reduce", axis, "step", layer, _GRAM * small * small, calls=of(f"grams_{name}"))
