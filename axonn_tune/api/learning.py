@@ -20,6 +20,7 @@ from axonn_tune.learning.evidence import Sample, Setup
 from axonn_tune.learning.run import CommandRun, shipped_model
 from axonn_tune.learning.setups import changes_of, problem_of, searched
 from axonn_tune.learning.stated import OF_MODEL, read_run
+from axonn_tune.learning.trainers import stated_packing
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import nothing_feasible
@@ -304,6 +305,9 @@ def _stated(
         run = replace(run, assumed=(said, *run.assumed))
     case = run.case(load_machine(DEFAULT_MACHINE if machine is None else machine).document)
     run = replace(run, assumed=(*run.assumed, *run.kernel(case), *run.elsewhere(case)))
+    if asked.lengths is not None:
+        asked = replace(asked, packing=asked.packing or stated_packing(run.arguments, case.framework))
+        run = replace(run, assumed=tuple(words for words in run.assumed if "without --lengths" not in words))
     request = replace(
         asked,
         gpus=case.row.gpus,

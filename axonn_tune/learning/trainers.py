@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, is_off, is_on, keys_of, records, table
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.hugging_face import model_from_hf_config
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.vocabulary import Packing
 
 AUTO = Stated("auto", 0)
 """What a Trainer fills in, as it does where nothing is stated."""
@@ -229,6 +231,14 @@ def _add_deepspeed(found: Completed, stated: Arguments, trainer: Mapping[str, st
     if not {*stages, "deepspeed_config_file"} & stated.keys() and trainer is None:
         found.pairs["zero_stage"] = Stated("2", 0)
         found.assumed.append("zero_stage is not stated: 2, as Accelerate has it")
+
+
+def stated_packing(stated: Arguments, framework: Framework) -> Packing:
+    """How a run batches sequences that differ in length; Trainers pad those that are neither packed nor flattened."""
+    on = [name for name in ("neat_packing", "packing", "padding_free") if is_on(stated.get(name, NOTHING))]
+    if on:
+        return "padding-free" if on == ["padding_free"] else "packed"
+    return "packed" if framework.packs_alone or "padded" not in framework.packings else "padded"
 
 
 def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:

@@ -201,11 +201,12 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     scores = sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
     counted_flops = sum(each.flops for each in matmuls if each.kind != ATTENTION) + _FORWARD_AND_BACKWARD * scores
     at_peak_s = counted_flops / peak
-    mean_s = model_flops(job.model, job.workload) / (priced.grid.world * peak)
+    mean_s = model_flops(job.model, job.workload, multiple=priced.multiple) / (priced.grid.world * peak)
     y = priced.grid.y
     replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / y) / peak
     beyond_s = at_peak_s - mean_s - replicated_s
     beyond = "uneven pipeline stages" if priced.computing else "padded or replicated weights"
+    beyond = f"pads, {beyond}" if job.workload.lengths is not None else beyond
     if priced.grid.expert > 1 and job.framework.step.imbalance > 1.0:
         beyond = f"token imbalance, {beyond}"
     costs = [

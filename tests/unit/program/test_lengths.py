@@ -10,9 +10,12 @@ import pytest
 
 from axonn_tune import explain, search
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.keys import Stated
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.launch.commands import command_of
+from axonn_tune.learning.trainers import stated_packing
 from axonn_tune.program.lengths import (
     batched_tokens,
     length_symbols,
@@ -22,6 +25,7 @@ from axonn_tune.program.lengths import (
     sequences_of,
     step_spread,
 )
+from axonn_tune.report.explain import gap_to_peak
 from axonn_tune.specs.lengths import PRESETS, Lengths, read_lengths
 from axonn_tune.specs.workload import Workload
 
@@ -150,6 +154,9 @@ def test_a_packed_step_saves_attention_alone() -> None:
     assert {kind for kind, part in share.items() if part != pytest.approx(1.0)} == {"attention"}
     assert 0.05 < share["attention"] < 0.4
     assert packed.priced.memory_bytes == plain.priced.memory_bytes
+    assert dict(gap_to_peak(packed.priced))["useful FLOPs at peak (MFU)"] == pytest.approx(
+        packed.priced.mfu * packed.priced.iteration_s
+    )
     tokens = packed.priced.tokens_per_s / packed.priced.batched_tokens_per_s
     assert 0.98 < tokens < 1.0
     assert packed.priced.batched_tokens_per_s == pytest.approx(32 * 4096 / packed.priced.iteration_s)
@@ -196,6 +203,21 @@ def test_scripts_of_ones_own_make_the_batches() -> None:
     assert "It makes packs of its data set (tulu: mean 379, p90 830, packed)." in command.needs
     with pytest.raises(UsageError, match=r"pretrain_gpt\.py trains on sequences of one length"):
         command_of(other.best.detail)
+
+
+@pytest.mark.parametrize(
+    ("said", "framework", "packing"),
+    [
+        (["neat_packing"], "deepspeed", "packed"),
+        (["padding_free"], "fsdp", "padding-free"),
+        ([], "fsdp", "padded"),
+        ([], "megatron-core", "packed"),
+    ],
+)
+def test_files_say_how_they_batch(said: list[str], framework: str, packing: str) -> None:
+    """Trainers pad what they neither pack nor flatten; Megatron-Core's fine-tuning packs."""
+    stated = {name: Stated("true", 1) for name in said}
+    assert stated_packing(stated, find_framework(framework)) == packing
 
 
 def test_presets_are_documents() -> None:
