@@ -143,7 +143,8 @@ class Pricer:
         self.known = KnownSizes()
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
-        self._stages: dict[tuple[Stage, tuple[Contents, ...]], StageSeconds] = {}
+        self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
+        self._known_symbols: dict[tuple[Stage, tuple[int, ...] | None], dict[str, float]] = {}
 
     def _cut(self) -> None:
         """The layers of each model part, by the split of the layout."""
@@ -157,15 +158,18 @@ class Pricer:
         self.contents = contents_of(self.model, self.parts, layout.mtp_part)
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
-        return symbol_values(
-            self.model,
-            self.workload,
-            self.grid,
-            micro_batch=self.layout.micro_batch,
-            options=self.options,
-            stage=stage,
-            layers=None if chunks is None else blocks_by_type(self.model, chunks),
-        )
+        key = stage, None if chunks is None else blocks_by_type(self.model, chunks)
+        if key not in self._known_symbols:
+            self._known_symbols[key] = symbol_values(
+                self.model,
+                self.workload,
+                self.grid,
+                micro_batch=self.layout.micro_batch,
+                options=self.options,
+                stage=stage,
+                layers=key[1],
+            )
+        return self._known_symbols[key]
 
     def replay(self, values: dict[str, float], stage: Stage) -> Replay:
         """The replay of a stage, for given symbols."""
@@ -196,7 +200,8 @@ class Pricer:
 
     def stage_s(self, stage: Stage, contents: tuple[Contents, ...]) -> StageSeconds:
         """A stage whose layers are all resharded; contents: of its chunks."""
-        key = stage, tuple(sorted(contents))
+        # It has so many blocks of each kind, however they are cut.
+        key = stage, tuple(sorted(contents)) if self.program.some else blocks_by_type(self.model, contents)
         if key not in self._stages:
             replay = self.replay(self._counted(stage, contents, kept=0.0), stage)
             each = replay.update_s, replay.work.compute_s, replay.communication_s()
@@ -263,7 +268,8 @@ class Pricer:
         return Joined(time.step_s, most, slowest, bubble_s, sends, seconds, pipeline.times(0))
 
     def split(self, layout: Layout) -> Pricer:
-        """The same with another split of the layers, which shares what does not depend on it: all kinds of blocks."""
+        """The same with another split of the layers, into as many chunks or, where there are several, into more or
+        fewer; it shares what does not depend on that: all kinds of blocks."""
         found = copy(self)
         found.layout = layout
         found._cut()

@@ -77,7 +77,18 @@ Contents: TypeAlias = tuple[tuple[int, int], ...]
 
 def contents_of(model: Model, parts: Sequence[int], mtp_part: int | None = None) -> tuple[Contents, ...]:
     """What is in each model part, given the number of its blocks, and the one with the MTP layers: None, the last."""
-    runs = [[of_type, count] for of_type, count in (model.decoder_runs if model.pattern else [(0, sum(parts))])]
+    runs = tuple(model.decoder_runs) if model.pattern else ((0, sum(parts)),)
+    found = _contents(runs, tuple(parts))
+    if not model.mtp_layers:
+        return found
+    last = len(found) - 1 if mtp_part is None else mtp_part
+    return (*found[:last], found[last] + tuple(model.predicting_runs), *found[last + 1 :])
+
+
+@lru_cache(maxsize=4096)
+def _contents(decoder_runs: tuple[tuple[int, int], ...], parts: tuple[int, ...]) -> tuple[Contents, ...]:
+    """The same of decoder blocks alone."""
+    runs = [[of_type, count] for of_type, count in decoder_runs]
     found = list[Contents]()
     for count in parts:
         here = list[tuple[int, int]]()
@@ -87,8 +98,6 @@ def contents_of(model: Model, parts: Sequence[int], mtp_part: int | None = None)
             count, runs[0][1] = count - taken, runs[0][1] - taken
             runs = runs if runs[0][1] else runs[1:]
         found.append(tuple(here))
-    if model.mtp_layers:
-        found[len(found) - 1 if mtp_part is None else mtp_part] += model.predicting_runs
     return tuple(found)
 
 

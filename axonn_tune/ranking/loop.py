@@ -242,7 +242,8 @@ class Loop:
         for exchange in exchanges:
             problem = exchange.problem.within(kind.precision)
             for program, part in by_alignment(shapes, kind, exchange.programs, exchange.taken(shapes, fitting)):
-                several = pooled(problem, shapes, self.placements, program, part, cut=cut)
+                given = exchange.programs, kind, program
+                several = pooled(problem, shapes, self.placements, *given, part, cut=cut)
                 for pool, shape, placement in several:
                     for slab, rows in pool.slabs():
                         yield Batch(problem, kind, shapes, part, slab, shape[rows], placement[rows])

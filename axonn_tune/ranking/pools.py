@@ -169,18 +169,21 @@ class Pool:
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import Replays
 
-        shared = replace(layout, chunks=min(layout.chunks, 2), parts=None)
-        if shared not in self._shared:
-            self._shared[shared] = self.pricer_of(layout)
-        kept = bool(self.fitting.kept_layers[self.candidates.shape[row]] > 0)
-        return Replays(partial(self._shared[shared].chunk, kept=kept), self._shared[shared].stage_s, kept)
+        kept, shared = bool(self.fitting.kept_layers[self.candidates.shape[row]] > 0), self._pricer_with(layout)
+        return Replays(partial(shared.chunk, kept=kept), shared.stage_s, kept)
 
     def pricer_of(self, layout: Layout) -> Pricer:
-        """What prices a layout; splits of the same candidate share what does not depend on them."""
+        """What prices a layout."""
         if layout not in self._pricers:
-            own = replace(layout, parts=self.shapes.problem.parts)
-            self._pricers[layout] = Pricer(self.problem, own) if layout == own else self.pricer_of(own).split(layout)
+            self._pricers[layout] = self._pricer_with(layout).split(layout)
         return self._pricers[layout]
+
+    def _pricer_with(self, layout: Layout) -> Pricer:
+        """What prices a layout with some split and number of chunks: all that does not depend on these is shared."""
+        shared = replace(layout, chunks=min(layout.chunks, 2), parts=None)
+        if shared not in self._shared:
+            self._shared[shared] = Pricer(self.problem, replace(layout, parts=self.shapes.problem.parts))
+        return self._shared[shared]
 
     def whole(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Prices of all candidates without pipeline stages: communication, computation, step and bubble, s."""

@@ -30,15 +30,24 @@ class Programs(Mapping[Variant, StepProgram]):
     """Programs of all recompute sets that may be tried, each made when it is first asked for."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._known = problem, dict[Variant, StepProgram]()
+        self._problem, self._known = problem, dict[tuple[Variant, int, int], StepProgram]()
 
     def __getitem__(self, kind: Variant) -> StepProgram:
-        if kind not in self._known:
-            problem = self._problem
-            self._known[kind] = step_program(
-                problem, step_on(problem.framework, problem.machine, problem.workload.precision), kind
-            )
-        return self._known[kind]
+        return self.made(kind)
+
+    def made(self, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT, chunks: int = 0) -> StepProgram:
+        """The program of a variant; alignment: of rows of logits, bytes; chunks: of a pipeline stage with one or, as 2,
+        several, where it is of one."""
+        key, problem = (kind, alignment, chunks), self._problem
+        if key not in self._known and chunks:
+            whole = self.made(kind, alignment=alignment)
+            own = whole.given.options.staged(chunks)
+            same = own == whole.given.options
+            self._known[key] = whole if same else step_program(problem, own, kind, alignment=alignment)
+        elif key not in self._known:
+            options = step_on(problem.framework, problem.machine, problem.workload.precision)
+            self._known[key] = step_program(problem, options, kind, alignment=alignment)
+        return self._known[key]
 
     def __iter__(self) -> Iterator[Variant]:
         return iter(self._problem.variants)
@@ -136,15 +145,14 @@ def by_alignment(
     element = problem.workload.element_sizes.compute
     if options.vocabulary_multiple != 0:
         alignment = padded_alignment(problem.model, options, element=element)
-        same = alignment == programs[kind].given.table_alignment
-        yield programs[kind] if same else step_program(problem, options, kind, alignment=alignment), fitting
+        yield programs.made(kind, alignment=alignment), fitting
         return
     pairs = list(zip(shapes.sizes("V").tolist(), splits.tolist(), strict=True))
     aligned = {(rows, split): table_alignment(rows, split=split, element=element) for rows, split in set(pairs)}
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
-        yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
+        yield programs.made(kind, alignment=alignment), replace(fitting, rows=rows)
 
 
 def _routes(problem: Problem, placements: Placements, program: StepProgram) -> RouteTable:
@@ -168,6 +176,8 @@ def pooled(
     problem: Problem,
     shapes: Shapes,
     placements: Placements,
+    programs: Programs,
+    kind: Variant,
     program: StepProgram,
     fitting: Fitting,
     *,
@@ -194,10 +204,8 @@ def pooled(
     for (staged, chunks, of), held in product(kinds, (False, True)):
         if not len(rows := fitting.rows[of & (kept == held)]):
             continue
-        stages, one = (FIRST, MIDDLE, LAST) if staged else (ONLY,), program
-        if staged and options.staged(chunks) != options:
-            kind, alignment = Variant(program.recompute, program.some), program.given.table_alignment
-            one = step_program(problem, options.staged(chunks), kind, alignment=alignment)
+        stages, alignment = (FIRST, MIDDLE, LAST) if staged else (ONLY,), program.given.table_alignment
+        one = programs.made(kind, alignment=alignment, chunks=chunks) if staged else program
         schedule = _schedule(one, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
         element_bytes = float(workload.element_sizes.compute)
         some, own = shapes.taken(rows), fitting.taken(rows)

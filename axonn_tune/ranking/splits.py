@@ -24,6 +24,7 @@ from itertools import chain, pairwise, product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import contended_s
@@ -97,13 +98,9 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
     single = staged.chunks == 1
     keys = np.column_stack([staged.stages, staged.chunks, staged.repeated, single * staged.batches * searched, ends])
     chunk_s = _ChunkSeconds(staged.paces)
-    _, firsts, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    for number, first in enumerate(firsts.tolist()):
-        rows, stages, chunks = (
-            np.flatnonzero(numbers.ravel() == number),
-            int(staged.stages[first]),
-            int(staged.chunks[first]),
-        )
+    _, counts = np.unique(keys[order := np.lexsort(keys.T[::-1])], axis=0, return_counts=True)
+    for rows in np.split(order, np.cumsum(counts)[:-1]):
+        first, stages, chunks = rows[0], int(staged.stages[rows[0]]), int(staged.chunks[rows[0]])
         own, repeated = parts_of(problem, stages, chunks, problem.parts), int(staged.repeated[first])
         others: tuple[Split, ...] = ()
         if searched:
@@ -187,9 +184,8 @@ class _Schedule:
     ) -> None:
         stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
         contents = [contents_of(problem.model, one, problem.mtp_part) for one in splits]
-        keys = list({key: None for one in contents for key in _chunks_in(one)})
-        place = {key: number for number, key in enumerate(keys)}
-        which = np.array([[place[key] for key in _chunks_in(one)] for one in contents])
+        keys = dict[tuple[Stage, Contents], int]()
+        which = np.array([[keys.setdefault(key, len(keys)) for key in _chunks_in(one)] for one in contents])
         count, paces = len(staged.stages), staged.paces
         found = np.stack([chunk(*one, repeated) for one in keys], axis=1)
         # Part c·p + s is chunk c of stage s.
@@ -272,6 +268,7 @@ class _Schedule:
         return found
 
 
+@lru_cache(maxsize=4096)
 def _chunks_in(contents: tuple[Contents, ...]) -> list[tuple[Stage, Contents]]:
     """Each part with what it has beside blocks, embedding or LM head."""
     last = len(contents) - 1
@@ -361,8 +358,7 @@ def _ties(layer_s: Floats, ends_s: tuple[float, float], weight: Floats) -> tuple
 def _known_ties(
     layers: tuple[float, ...], ends_s: tuple[float, float], weights: tuple[float, ...]
 ) -> tuple[Split, ...]:
-    row = _Row(layers, ends_s, weights)
-    return row.most_even(row.longest())
+    return _Row(layers, ends_s, weights).most_even()
 
 
 def _moved(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: int) -> list[Split]:
@@ -386,7 +382,7 @@ def _moved(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: int
         best = best_of(splits)
         return improved(splits[best]) if best else counts
 
-    exact = _ties(layer_s, ends_s, np.ones(len(own)))[0]
+    exact = _Row(layer_s.tolist(), ends_s, [1.0] * len(own)).first()
     return [tuple(improved(np.array(parts)).tolist()) for parts in (own, exact)]
 
 
@@ -445,9 +441,27 @@ class _Row:
             first.append(max(bisect_left(until, until[first[-1]] - most), part))
         return [0, *first[-2::-1]], last
 
-    def most_even(self, longest: float) -> tuple[Split, ...]:
-        """The most even splits of which no part costs more than `longest`, in seconds and in layers; of several the
-        ones whose shorter parts are the first, and the last."""
+    def first(self) -> Split:
+        """The first of `most_even` with the least longest part."""
+        (cost, _), can, begins = self._costs(self.longest())
+        least, starts = np.where(np.arange(cost.shape[-1]), np.inf, 0.0), list[list[int]]()
+        for each in np.where(can, cost, np.inf) ** 2:
+            total = least[:, None] + each
+            starts.append(total.argmin(axis=0).tolist())
+            least = total.min(axis=0)
+        return self._from(starts, begins)
+
+    def _from(self, starts: list[list[int]], begins: list[int]) -> Split:
+        """The split of which parts start there, given where windows begin."""
+        at, ends = 0, [self._count]
+        for start, begin in zip(reversed(starts), reversed(begins), strict=True):
+            at = start[at]
+            ends.append(begin + at)
+        return tuple(end - start for start, end in pairwise(reversed(ends)))
+
+    def _costs(self, longest: float) -> tuple[tuple[Floats, Integers], NDArray[np.bool_], list[int]]:
+        """What each part costs, and its layers, `[parts, start, end]` in windows of places; whether it has any and
+        costs no more than `longest`; and where the windows begin."""
         first, last = map(np.array, self._windows(longest))
         width = int((last - first).max()) + 1
         places = first[:, None] + np.arange(width)
@@ -457,21 +471,23 @@ class _Row:
         layers = places[1:, None, :] - places[:-1, :, None]
         # Places behind a window are none.
         can = (layers > 0) & (cost <= longest * _SAME) & (places <= last[:, None])[1:, None, :]
-        squares = np.where(can, [cost, layers.astype(np.float64)], np.inf) ** 2
+        return (cost, layers), can, first[:-1].tolist()
+
+    def most_even(self) -> tuple[Split, ...]:
+        """The most even splits whose longest part costs least, in seconds and in layers; of several the ones whose
+        shorter parts are the first, and the last."""
+        costs, can, begins = self._costs(self.longest())
+        squares, width = np.where(can, np.array(costs, dtype=np.float64), np.inf) ** 2, can.shape[-1]
         least, starts = np.tile(np.where(np.arange(width), np.inf, 0.0), (2, 1)), list[Integers]()
         for each in squares.swapaxes(0, 1):
             total = least[:, :, None] + each
             least = total.min(axis=1)
             alike = total <= least[:, None] * _SAME
             starts.append(np.array([total.argmin(axis=1), width - 1 - alike[:, ::-1].argmax(axis=1)]))
-        found = list[Split]()
-        for by_layers, late in product((0, 1), repeat=2):
-            at, ends = 0, [self._count]
-            for start, begin in zip(reversed(starts), first[-2::-1].tolist(), strict=True):
-                at = int(start[late, by_layers, at])
-                ends.append(begin + at)
-            found.append(tuple(end - start for start, end in pairwise(reversed(ends))))
-        return tuple(found)
+        every = np.array(starts)
+        return tuple(
+            self._from(every[:, late, by_layers].tolist(), begins) for by_layers, late in product((0, 1), repeat=2)
+        )
 
 
 def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: int, alike: float) -> list[int]:
@@ -483,13 +499,15 @@ def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: i
     slowest = [ahead[None], *[inner] * (chunks - 2), behind[:, None]]
     places = np.arange(len(plain))
     filled = plain if alike > 1.0 else (places - places[:, None]) * float(layer_s.max())
-    every = [filled[:1] + ends_s[0], *[filled] * (chunks - 2), filled[:, -1:] + ends_s[1]]
     whole = stages * float(layer_s.sum())
+    uneven = [alike * all_s**2 / whole for all_s in (filled[:1] + ends_s[0], filled, filled[:, -1:] + ends_s[1])]
+    every = [uneven[0], *uneven[1:2] * (chunks - 2), uneven[2]]
     total, starts = np.zeros(1), list[Integers]()
-    for chunk_s, all_s in zip(slowest, every, strict=True):
-        found = total[:, None] + chunk_s + alike * all_s**2 / whole
+    for chunk_s, more_s in zip(slowest, every, strict=True):
+        found = total[:, None] + chunk_s
+        found += more_s
         starts.append(found.argmin(axis=0))
-        total = found.min(axis=0)
+        total = np.take_along_axis(found, starts[-1][None], axis=0)[0]
     cuts, at = [len(layer_s)], 0
     for start in reversed(starts[1:]):
         at = int(start[at])

@@ -14,11 +14,10 @@ import pytest
 from axonn_tune.ranking.fit import Fitting
 from axonn_tune.ranking.placements import list_placements
 from axonn_tune.ranking.pools import Pool
-from axonn_tune.ranking.programs import by_alignment, pooled
+from axonn_tune.ranking.programs import Programs, by_alignment, pooled
 from axonn_tune.ranking.space import Problem, Variant
 from axonn_tune.ranking.splits import Scheduled, scheduled_s, schedules_of
 from tests.unit.ranking.candidates import Drawn, random_candidates
-from tests.unit.ranking.exhaustive import program_of
 
 ROUNDING = 1e-9
 """By which a bound may be above, as a share of the step."""
@@ -43,9 +42,9 @@ class Bounded:
         """The pool of its shape alone with a recompute set, and its place among the rank orders."""
         drawn, problem = self.drawn, self.drawn.problem
         shapes = drawn.shapes.taken(np.array([drawn.row]), chunks=np.array([chunks]))
-        placements, programs = list_placements(drawn.grids, shapes.grid, problem), {kind: program_of(problem, kind)}
-        ((program, part),) = by_alignment(shapes, kind, programs, fitting)  # type: ignore[arg-type]
-        ((pool, _, placement),) = pooled(problem, shapes, placements, program, part, cut=cut)
+        placements, programs = list_placements(drawn.grids, shapes.grid, problem), Programs(problem)
+        ((program, part),) = by_alignment(shapes, kind, programs, fitting)
+        ((pool, _, placement),) = pooled(problem, shapes, placements, programs, kind, program, part, cut=cut)
         orders = [placements.orders[number] for number in placements.order[placement]]
         return pool, orders.index(drawn.layout.grid.order) if len(orders) > 1 else 0
 
