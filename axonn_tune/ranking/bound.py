@@ -337,8 +337,9 @@ def _repeated_s(each_s: Floats, layers: Layers, shape: Shape) -> Floats:
     """What all repeated blocks of the model take more at least, s, given each of a layer type: the rarer types may have
     as many of them as they have blocks."""
     decoder, parts = layers.counts - layers.predicting, shape.parts
-    low, several = np.minimum(parts.shortest, parts.last), shape.stages * shape.several
-    repeats, most = parts.repeats(decoder.sum(), several, shape.repeated, low), int(decoder.argmax())
+    last, others = np.minimum(parts.shortest, parts.last), shape.stages * shape.several - 1.0
+    repeats = parts.repeats(decoder.sum() - last, others, shape.repeated, parts.shortest)
+    repeats, most = repeats + np.minimum(shape.repeated, last), int(decoder.argmax())
     rarer = np.minimum(decoder.sum() - decoder[most], repeats)
     found: Floats = rarer * each_s[decoder > 0].min(axis=0) + (repeats - rarer) * each_s[most]
     return found
