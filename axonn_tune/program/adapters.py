@@ -31,7 +31,8 @@ class Adapter:
 
     target: what it adapts, as `Tuning.targets` has it; layer: its own name; n: outputs on a rank; down, up: elements of
     A and B on a rank; shares_input: the gradient of A reads what the layer reads; otherwise own_input, which it or the
-    first of several keeps.
+    first of several keeps. output: of DoRA, kept for the gradient of its magnitudes. rows: of routed experts in a half
+    micro-batch, if it is theirs.
     """
 
     target: str
