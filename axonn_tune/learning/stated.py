@@ -268,6 +268,11 @@ def _software(source: _Source) -> tuple[str, int]:
         found = (one[name] for name in names for one in (source.arguments, source.named) if name in one)
         return next((one for one in found if one.value.lower() not in ("", "none", "null")), None)
 
+    def any_told(alternatives: str) -> Stated | None:
+        """The first of names between blanks, or of `a+b` where each is stated."""
+        several = ([told(name) for name in names.split("+")] for names in alternatives.split())
+        return next((one[0] for one in several if all(one)), None)
+
     def started(part: str) -> Stated | None:
         return next((word for name, word in programs.items() if part in name), None)
 
@@ -276,7 +281,7 @@ def _software(source: _Source) -> tuple[str, int]:
         if word := told(*own):
             return framework.name, word.line
     for one in records("frameworks"):
-        if word := next(filter(None, map(started, one["started"].split())), None) or told(*one["states"].split()):
+        if word := next(filter(None, map(started, one["started"].split())), None) or any_told(one["states"]):
             return _exactly(one["kind"], source), word.line
     raise UsageError(
         f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate or a Trainer"

@@ -484,6 +484,13 @@ def test_overlaps_of_deepspeed_are_those_of_its_config(zero: str, off: set[str],
     assert set(read.framework.step.overlaps) - set(read.workload.overlaps) == off
 
 
+def test_a_number_of_layers_makes_no_run_of_megatron(tmp_path: Path) -> None:
+    """Guards configs of tools that are not known: one common name was taken for Megatron-Core in FP32."""
+    (tmp_path / "own.yaml").write_text("model: {num_layers: 32, width: 4096}\nloader: {train_batch: 512}", "utf-8")
+    with pytest.raises(UsageError, match="states no arguments of"):
+        read_run(tmp_path / "own.yaml", given={"n_gpus": "32", "seq": "2048", "gbs": "64"}, model="llama3-8b")
+
+
 PEFT = "adapters (LoRA and its kin) are not priced"
 TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 "
 
@@ -510,6 +517,8 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.py", "from nemo.collections import llm\nr.data.global_batch_size = 64", "--framework nemo --batch 64"),
         ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus 8 --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
+        ("r.yaml", "trainer: {train_batch_size: 8, mp: 'p=f32,c=bf16'}", "files of Levanter are not read"),
+        ("r.yaml", "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}", "files of torchtune are not read"),
     ],
 )
 def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
