@@ -63,7 +63,7 @@ from benchmarks.gpu_matmuls import attention, grouped, matmuls, quantization
 from benchmarks.gpu_site import Row, Site
 from benchmarks.reference_model import Reference
 
-SMALL = (("nano", 64), ("nano-llama", 64), ("nano-moe", 64))
+SMALL = (("nano", 64), ("nano-llama", 64), ("nano-moe", 64), ("nano-delta", 64))
 """Models, and tokens of a sequence, that a CPU trains in a moment."""
 BALANCED = replace(AXONN_TUNE, step=replace(AXONN_TUNE.step, imbalance=1.0))
 """With forced load balancing: which experts tokens go to does not depend on rounding, nor what is priced on data."""
@@ -510,7 +510,9 @@ def two_ranks(site: Site, folder: Path) -> Iterator[Row]:
         alone_launch, _ = replace(job, sequences=4).launch(site, "fp32")
         run_ranks(_on(alone_launch, site), folder / job.model.name, steps=3)
         right = losses(folder / job.model.name)
-        for axis in (*STAGE_AXES, *(("expert",) if job.model.has_experts else ())):
+        whole = any(layer.mixer for layer in job.model.types)
+        axes = [axis for axis in STAGE_AXES if axis != "context" or not whole]
+        for axis in (*axes, *(("expert",) if job.model.has_experts else ())):
             sizes = {"data": 2, "expert": 2} if axis == "expert" else {axis: 2}
             grid = Grid(order=RANK_AXES, **sizes)
             launch, _ = replace(job, sequences=4 // grid.z // grid.data).launch(site, "fp32", grid=grid)
