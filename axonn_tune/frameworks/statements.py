@@ -217,7 +217,11 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "parameter_overlap", is_on(stated["overlap_param_gather"])
     compiled = stated.get("compile.components", Stated("loss", 0)).value
     # Models of transformers have its loss, operator by operator.
-    transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", NOTHING))
+    liger = any(is_on(stated.get(name, NOTHING)) for name in ("use_liger_kernel", "enable_liger_kernel"))
+    transformers = "model_name_or_path" in stated and not liger
+    if liger:
+        # linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py: logits of a chunk take what the hidden state does.
+        yield "loss_chunks", -(-run.model.vocab // run.model.hidden)
     if transformers or (run.framework.name == "torchtitan" and "loss" not in compiled):
         yield "loss", "eager"
     if stated.get("cross_entropy_fusion_impl", NOTHING).value.lower() == "te" and (

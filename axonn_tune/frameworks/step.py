@@ -38,6 +38,8 @@ MOST_IMBALANCE = 1.47
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
 MOST_LESS = 64
 """Layers that an embedding or an LM head may count as."""
+MOST_CHUNKS = 4096
+"""Chunks of the loss, as Liger's has them: those of a vocabulary 4,096 times the hidden size."""
 _MOST_REDUCTIONS = 16
 
 
@@ -341,7 +343,7 @@ class LossOptions:
     divides; 0: not padded, rows that do not divide are dropped.
     """
 
-    loss_chunks: int = _limited(0, 0, MOST_LESS)
+    loss_chunks: int = _limited(0, 0, MOST_CHUNKS)
     loss_parallel: bool = True
     loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)
     loss: LossKind = "in_place"

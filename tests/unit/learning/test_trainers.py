@@ -45,7 +45,10 @@ def priced(run: CommandRun) -> dict[str, object]:
         **{"kept": layout.kept_layers, "layers": model.layers, "vocab": model.vocab, "kv_heads": model.kv_heads},
         **{"tied": model.tied_embeddings, "offloaded": [*step.offloaded], "loss": step.loss},
         **{name: getattr(step, name) for name in ("prefetch_backward", "reduce_each_micro_batch")},
-        **{name: getattr(step, name) for name in ("master_bytes", "exp_avg_bytes", "whole_gradient_bytes")},
+        **{
+            name: getattr(step, name)
+            for name in ("master_bytes", "exp_avg_bytes", "whole_gradient_bytes", "loss_chunks")
+        },
     }
 
 
