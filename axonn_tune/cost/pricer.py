@@ -116,6 +116,7 @@ class Pricer:
             quantizes_in_gemm=options.in_format(self.workload.precision).quantizes_in_gemm,
         )
         self.call_s = seconds(software.collective_us)
+        self._known_symbols: dict[tuple[Stage, tuple[int, ...] | None], dict[str, float]] = {}
         self.element = self.workload.element_sizes.compute
         alignment = padded_alignment(self.model, self.options, element=self.element)
         if self.options.vocabulary_multiple == 0:
@@ -144,7 +145,6 @@ class Pricer:
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
-        self._known_symbols: dict[tuple[Stage, tuple[int, ...] | None], dict[str, float]] = {}
 
     def _cut(self) -> None:
         """The layers of each model part, by the split of the layout."""
