@@ -563,6 +563,11 @@ DELTA: dict[str, Config] = {
             "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
         },
     },
+    "command-a-111b": {
+        "model_type": "cohere2", "hidden_act": "silu", "hidden_size": 12288, "intermediate_size": 36864,
+        "num_hidden_layers": 64, "num_attention_heads": 96, "num_key_value_heads": 8, "vocab_size": 256000,
+        "max_position_embeddings": 131072, "sliding_window": 4096, "sliding_window_pattern": 4,
+    },
     "apertus-8b": {
         "model_type": "apertus", "hidden_act": "xielu", "hidden_size": 4096, "intermediate_size": 21504,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072,
