@@ -381,6 +381,7 @@ _MEANINGS = {
     "F": "ffn",
     "G": "width of the first MLP GEMM",
     "S": "sequence length",
+    "seen": "positions of a token's own sequence",
     "b": "micro-batch",
     "C": "chunks of the loss",
     "L": "layers",

@@ -160,12 +160,15 @@ def _over_column(name: str) -> Column:
 def _ranked(points: Sequence[Point]) -> str:
     """What was priced, and what the configurations are the best by."""
     problem = points[0].inputs.problem
-    lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
+    workloads = [point.inputs.problem.workload for point in points]
+    lengths = dict.fromkeys(f"{one.sequence_length:,}" for one in workloads)
+    differing = workloads[0].lengths
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
     where = f"{machine_words(problem)}{with_framework(problem.framework)}"
     formats = ", ".join(problem.formats or (problem.workload.precision,))
     return (
-        f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {formats}: the best of each point, ranked "
+        f"{names} on {where}, sequences of {' or '.join(lengths)} tokens"
+        f"{f' ({differing.words})' if differing else ''} in {formats}: the best of each point, ranked "
         f"by {RANKED_BY[problem.rank_by]}{'' if problem.framework.measured_on else NOT_MEASURED}."
     )
 

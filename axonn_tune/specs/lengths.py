@@ -32,7 +32,7 @@ class Lengths(Document):
 
     left_out_at_default: ClassVar[tuple[str, ...]] = ("sequences", "quantiles", "longest")
 
-    data: Annotated[str, Field(min_length=1, max_length=500)] = Field(description="The data set: a name, or a file.")
+    data: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="The data set: a name, or a file.")
     packing: Packing = Field(
         default="packed",
         description="How a batch holds them: packed (THD: packs filled to the sequence length, attention within each "
@@ -112,6 +112,8 @@ def read_lengths(asked: str | Sequence[int], packing: Packing | None) -> Lengths
 
 def _read(asked: str | Sequence[int]) -> Lengths:
     if not isinstance(asked, str):
+        if not isinstance(asked, Sequence):
+            raise UsageError(f"lengths={asked!r:.40}: give a name, 'mean:p90', a file or a list of lengths")
         return _counted(asked, "a list")
     if asked in PRESETS:
         return Lengths(data=asked, **PRESETS[asked])
@@ -137,7 +139,7 @@ def _of_file(path: Path) -> Sequence[object]:
         return [_whole(line, f"{path}:{number}") for number, line in lines if line]
     try:
         found: list[object] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--lengths {path}: {error}") from None
     return found
 
