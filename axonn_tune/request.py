@@ -307,10 +307,11 @@ class Request:
     )
     optimizer: str | None = _option(
         _WORKLOAD,
-        f"Optimizer: {', '.join(OPTIMIZERS)}. Default: the framework's, adamw.",
+        f"Optimizer: {', '.join(OPTIMIZERS)}. Default: the framework's, adamw. auto: a search with that says step "
+        "and memory of the best layout with each that the framework has.",
         "choice",
-        shown="NAME",
-        choices=OPTIMIZERS,
+        shown="NAME|auto",
+        choices=(*OPTIMIZERS, AUTO),
         beside=True,
     )
     use_precision_aware_optimizer: Moments | None = _option(

@@ -30,6 +30,7 @@ from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_table, with_shortest
 from axonn_tune.report.remarks import ranking_remarks, short_remarks, why_first
 from axonn_tune.request import ALPHA_BETA, MIN, Option, Request, options_of
+from axonn_tune.vocabulary import AUTO
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,9 +218,10 @@ def search(request: Request, call: str) -> SearchResult:
         raise UsageError("cost=(): name a cost model to rank by")
     if request.gpus == MIN:
         return _at_smallest(request, call)
-    inputs = load_inputs(request)
+    every = request.optimizer == AUTO
+    inputs = load_inputs(replace(request, optimizer=None) if every else request)
     try:
-        return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call)
+        return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call, every_optimizer=every)
     except Interrupted as stopped:
         # By another cost model it is no ranking yet.
         if tuple(request.cost) == (ALPHA_BETA,):
@@ -253,12 +255,14 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     inputs: the model, the machine and the problem that was searched. ranked: the ranking as the search made it. call:
     what asked for it, which launch configs name. sizes: of `gpus="min"`, what it takes on that number and on more.
+    every_optimizer: a remark has the best layout with each optimizer.
     """
 
     inputs: Inputs
     ranked: Priced
     call: str
     sizes: Sizes | None = None
+    every_optimizer: bool = False
 
     @property
     def searched(self) -> SearchCounts:
@@ -306,6 +310,11 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         """Remarks on a table of the first `top` rows (0: all): the first few, or all; unfold: as of `render`."""
         problem, families = self.inputs.problem, self._families(top, unfold=unfold)
         hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
+        if self.every_optimizer:
+            # Imported here: most searches are with one optimizer, and start-up time is theirs.
+            from axonn_tune.ranking.compare import every_optimizer
+
+            hint = every_optimizer(problem)
         if verbose:
             return ranking_remarks(self.ranked, families, hint=hint)
         return short_remarks(self.ranked, families, hint=hint)[:MOST_REMARKS]

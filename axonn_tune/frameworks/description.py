@@ -241,8 +241,10 @@ class Framework:
         return replace(self.with_step(cuda_graphs=scopes), refused=(*self.refused, *excluded))
 
     def optimizing(self, optimizer: str) -> Framework:
-        """The same framework with one of its optimizers, and without what that excludes."""
-        return replace(self.with_step(optimizer=optimizer), refused=(*self.refused, *self.optimizers[optimizer]))
+        """The same framework with one of its optimizers, without what that excludes; types of states are AdamW's."""
+        refused, typed = (*self.refused, *self.optimizers[optimizer]), "use_precision_aware_optimizer"
+        savers = tuple(one for one in self.savers if optimizer == ADAMW or one.option != typed)
+        return replace(self.with_step(optimizer=optimizer), refused=refused, savers=savers)
 
     def cannot_recompute(self, recompute: Recompute, layers: int | None = None) -> str:
         """Why it cannot recompute a set, or not on the first so many layers of each chunk alone; "" where it can."""

@@ -45,20 +45,19 @@ def refusals(
     text: a line for each command and pair; own: arguments as they are written; every: all by plain names; gpus: what a
     launcher starts.
     """
-    every_key = [(name, stated, unpriced(name)) for name, stated in own.items()]
     # What a framework's table prices, it judges by itself.
     named = [
-        (name, stated, key)
-        for name, stated, key in every_key
-        if key and not (key.field == OPTIMIZER and has_optimizer(name, stated.value))
+        (name, stated, one)
+        for name, stated in own.items()
+        if (one := unpriced(name)) and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
     ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.
     silent = {"detail", "frozen"} if switches and all(switches) else set()
     found = [one for one in named if not one[2].is_silent(one[1].value) and one[2].field not in silent]
-    for name, stated, key in found:
+    for name, stated, why in ((name, stated, key.why) for name, stated, key in found):
         value = "" if stated.value == "True" else f" {stated.value}"
-        yield Problem(f"{name}{value}", key.why, stated.line, stated.file)
+        yield Problem(f"{name}{value}", why, stated.line, stated.file)
     if (program := _PREFERENCES.search(text)) and (key := find("ref_model")):
         yield Problem(program[1], key.why)
     if (tool := tool_of(text)) is not None:

@@ -145,6 +145,8 @@ class Work(NamedTuple):
 
 
 Counted: TypeAlias = tuple[tuple[Matrix, int], ...]
+Types: TypeAlias = tuple[tuple[Matrix, ...], ...]
+"""Matrices of a block of each layer type."""
 
 
 @lru_cache(maxsize=65536)
@@ -231,51 +233,53 @@ def whole_values(
     tensor = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
     groups = dict(zip(_GROUPS, (axes["x"], shards, share, tensor, expert_z, copies, axes["expert"]), strict=True))
     types = matrices_of(model, sequence_parallel=options.sequence_parallel, apart_gate=options.muon_apart_gate)
-    columns = np.broadcast_arrays(*map(np.atleast_1d, [*groups.values(), *counts]))
-    rows, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    of_rows = [
-        _values_of(
-            model,
-            options,
-            types,
-            row[len(groups) :],
-            {name: max(int(one), 1) for name, one in zip(groups, row, strict=False)},
-        )
-        for row in rows.T
-    ]
+    experts = tuple(layer.experts.count if layer.experts else 0 for layer in model.types)
+    given = np.array(np.broadcast_arrays(*map(np.atleast_1d, [*groups.values(), *counts])))
+    layouts, places = np.unique(given, axis=1, return_inverse=True)
+    known = _known(types, experts, options.of_optimizer)
+    for row in layouts.T:
+        if row.tobytes() not in known:
+            known[row.tobytes()] = _values_of(types, experts, options.of_optimizer, row.tolist())
+    columns = np.array([known[row.tobytes()] for row in layouts.T]).T[:, places.ravel()]
+    keys = (
+        f"{name}.{at}{of}"
+        for of, several in zip(suffixes(model), types, strict=True)
+        for at in range(len(several))
+        for name in Work._fields
+    )
     alone = not any(isinstance(one, np.ndarray) for one in (*groups.values(), *counts))
-    found: dict[str, Value] = {
-        name: of_rows[0][name] if alone else np.array([one[name] for one in of_rows])[places.ravel()]
-        for name in of_rows[0]
-    }
+    found: dict[str, Value] = dict(zip((*keys, *_SUMS), columns[:, 0].tolist() if alone else columns, strict=True))
     return found | {"elementwise": parameters - found.pop("held")}
 
 
-def _values_of(
-    model: Model,
-    options: StepOptions,
-    types: tuple[tuple[Matrix, ...], ...],
-    blocks: Sequence[float],
-    ranks: Mapping[str, int],
-) -> dict[str, float]:
-    """The same of one layout; `held`: elements of matrices beside routed experts' on a rank."""
-    found, own = dict[str, float](held=0.0), options.of_optimizer
+_SUMS = ("orthogonal", "orthogonal_experts", "held")
+
+
+@lru_cache(maxsize=64)
+def _known(types: Types, experts: tuple[int, ...], own: OptimizerOptions) -> dict[bytes, list[float]]:
+    """Values of layouts, by the bytes of their groups and blocks."""
+    return {}
+
+
+def _values_of(types: Types, experts: tuple[int, ...], own: OptimizerOptions, layout: Sequence[float]) -> list[float]:
+    """Work of each matrix of each layer type in turn, then elements with states, and those that a rank holds of all
+    but routed experts'; experts: of a block of each type."""
+    ranks, blocks = dict(zip(_GROUPS, (max(int(one), 1) for one in layout), strict=False)), layout[len(_GROUPS) :]
+    works, sums, held = dict[tuple[int, int], Work](), list[float](), 0.0
     for routed, before in ((False, ""), (True, "expert_")):
-        keys, counted = list[str](), list[tuple[Matrix, int]]()
-        for layer, several, count, of in zip(model.types, types, blocks, suffixes(model), strict=True):
-            each = layer.experts.count / ranks["expert"] if routed and layer.experts else 1.0
-            for number, matrix in enumerate(several):
-                if matrix.routed == routed:
-                    keys.append(f"{number}{of}")
-                    counted.append((matrix, round(count * each)))
         x, z, replicas = (ranks[f"{before}{axis}"] for axis in ("x", "z", "replicas"))
-        works, states = work_of(tuple(counted), own, x=x, z=z, replicas=replicas)
-        found["orthogonal_experts" if routed else "orthogonal"] = states
-        for key, work in zip(keys, works, strict=True):
-            found |= {f"{name}.{key}": value for name, value in work._asdict().items()}
+        places = [
+            (of, at) for of, several in enumerate(types) for at, one in enumerate(several) if one.routed == routed
+        ]
+        each = [count / ranks["expert"] if routed else 1.0 for count in experts]
+        counted = tuple((types[of][at], round(blocks[of] * each[of])) for of, at in places)
+        found, states = work_of(counted, own, x=x, z=z, replicas=replicas)
+        works |= dict(zip(places, found, strict=True))
+        sums.append(states)
         if not routed:
-            found["held"] = sum(n * one.elements / (z * (x if one.cut else 1)) for one, n in counted)
-    return found
+            held = sum(count * one.elements / (z * (x if one.cut else 1)) for one, count in counted)
+    of_matrices = (value for of, several in enumerate(types) for at in range(len(several)) for value in works[of, at])
+    return [*of_matrices, *sums, held]
 
 
 def whole_operations(given: LayerInputs, *, written: float) -> Iterator[Operation]:

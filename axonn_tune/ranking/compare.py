@@ -14,7 +14,7 @@ from functools import partial
 from axonn_tune.cost.compute import GEMMS
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.cost.work import CONTENDED, HOST, separated, step_parts, waiting
-from axonn_tune.errors import NothingFeasibleError
+from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -22,13 +22,14 @@ from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import compares_expert_overlap, unbatched, unpriced_experts, untuned
+from axonn_tune.ranking.inputs import compares_expert_overlap, load_inputs, unbatched, unpriced_experts, untuned
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.tuning import tools
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import GIB, show_seconds
 from axonn_tune.vocabulary import OVERLAPS, Overlap
 
 UNLIMITED_MEMORY_GIB = 1e6
@@ -399,3 +400,21 @@ def claims(model: Model, *, machine_name: str, gpus: int) -> tuple[Claim, ...]:
     if model.name == "20b":
         return (Claim("gain of overlap", 0.53, "nearly 53% from overlap, on a 20B model"),)
     return ()
+
+
+def every_optimizer(problem: Problem) -> str:
+    """Step and memory of the best layout with each optimizer of the framework, which are searched apart."""
+    said = list[str]()
+    for name in problem.framework.optimizers:
+        try:
+            found = search(load_inputs(replace(problem.request, optimizer=name)).problem, top=1)
+        except UsageError as refused:
+            said.append(str(refused).removeprefix("--optimizer "))
+            continue
+        best = (
+            f"{show_seconds(found[0].iteration_s)}, {found[0].memory_bytes / GIB:.1f} GiB"
+            if len(found)
+            else "nothing fits"
+        )
+        said.append(f"{name} {best}")
+    return f"Best layouts by optimizer, of which --optimizer NAME ranks one's: {'; '.join(said)}."

@@ -190,6 +190,10 @@ def _check_formats(problem: Problem) -> None:
 
 def _optimizing(framework: Framework, optimizer: str) -> Framework:
     """A framework with an optimizer; UsageError if it has no such."""
+    if optimizer == AUTO:
+        raise UsageError(
+            f"--optimizer auto: a search compares {', '.join(framework.optimizers)}; give one of them here"
+        )
     if optimizer not in framework.optimizers:
         others = ", ".join(name for name, one in registry().items() if optimizer in one.optimizers)
         raise UsageError(

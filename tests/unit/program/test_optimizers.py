@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import axonn_tune as tune
-from axonn_tune.frameworks import find_framework
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.keys import table, tables_of
 from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.frameworks.step import OptimizerOptions, StepOptions
 from axonn_tune.grid import Grid
@@ -20,6 +24,7 @@ from axonn_tune.program.update import update_of
 from axonn_tune.program.whole import Matrix, Work, _packed, gemms, work_of
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
+from axonn_tune.units import GIB, show_seconds
 from axonn_tune.vocabulary import OPTIMIZERS
 
 TALL = Matrix("fc1", 4096.0, 1024.0, "rows")
@@ -142,3 +147,50 @@ def test_a_search_prices_whole_matrices_as_a_layout_alone() -> None:
     first = found.best
     assert found.ranked.detail(0).iteration_s == first.iteration_s
     assert found.ranked.detail(1).memory_bytes == found[1].memory_bytes
+
+
+def test_auto_says_each_optimizer_beside_the_default_s_ranking() -> None:
+    """Guards that optimizers are compared by their best layouts and never in one ranking, and that others refuse it."""
+    asked = {"gpus": 8, "model": "llama3-8b", "machine": "dgx-h100", "framework": "megatron-core", "batch": 64}
+    asked |= {"tensor_model_parallel_size": 8}
+    found, plain, muon = (tune.search(**asked, optimizer=one) for one in ("auto", None, "muon"))
+    assert found.best == plain.best
+    said = next(one for one in found.remarks if one.startswith("Best layouts by optimizer"))
+    assert all(f" {name} " in said for name in ("adamw", "sgd", "lion", "muon"))
+    assert f"muon {show_seconds(muon.best.iteration_s)}, {muon.best.memory_bytes / GIB:.1f} GiB" in said
+    with pytest.raises(UsageError, match="a search compares adamw, sgd, lion, muon"):
+        tune.explain(**asked, optimizer="auto")
+
+
+@pytest.mark.parametrize("name", [one.name for one in registry().values() if one.launch and len(one.optimizers) > 1])
+def test_an_optimizer_of_a_framework_has_a_word(name: str) -> None:
+    """Guards that what is priced of a framework can be read, by a row of its own tables or of those beside them."""
+    keys = [key for one in tables_of(name) for key in table(one) if key.field == "step.optimizer"]
+    assert {*registry()[name].optimizers} <= {word for key in keys for word in key.meanings.values()}
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "words"),
+    [
+        ("megatron-core", {"precision": "fp16"}, "needs --precision bf16"),
+        ("megatron-core", {"use_precision_aware_optimizer": "bf16"}, "is AdamW's"),
+        ("megatron-core", {"set": ["step.offloaded=moments"]}, "stay on the GPU"),
+        ("axonn", {}, "frameworks that do: megatron-core"),
+    ],
+)
+def test_what_muon_does_not_go_with_is_refused(framework: str, options: dict[str, Any], words: str) -> None:
+    """Guards restrictions of releases, by name."""
+    with pytest.raises(UsageError, match=words):
+        tune.search("llama3-8b", 8, machine="dgx-h100", framework=framework, optimizer="muon", **options)
+
+
+def test_layouts_that_an_optimizer_excludes_are_not_ranked(tmp_path: Path) -> None:
+    """Guards DeepSpeed's Muon, whose ZeRO-3 orthogonalizes in each micro-batch, and modes that no release has."""
+    found = tune.search("llama3-8b", 8, machine="dgx-h100", framework="deepspeed", optimizer="muon", batch=64)
+    assert {row.grid.z for row in found} == {1}
+    core = tune.search(
+        "llama3-8b", 8, machine="dgx-h100", framework="megatron-core", optimizer="muon", batch=64,
+        x=8, set=["step.muon_tp_mode=layer_sharded"],
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="no release has it"):
+        core.write_launch_config(tmp_path / "run.yaml")
