@@ -308,6 +308,9 @@ def _stated(
     if asked.lengths is not None:
         asked = replace(asked, packing=asked.packing or stated_packing(run.arguments, case.framework))
         run = replace(run, assumed=tuple(words for words in run.assumed if "without --lengths" not in words))
+    if run.adapters is not None and asked.tune is None:
+        dropout = f"workload.tuning.dropout={run.adapters.dropout}"
+        asked = replace(asked, **run.adapters.options, set=(*asked.set, *([dropout] if run.adapters.dropout else [])))
     request = replace(
         asked,
         gpus=case.row.gpus,

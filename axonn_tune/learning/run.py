@@ -20,6 +20,7 @@ from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, MODEL_AXES
 from axonn_tune.learning.layer_types import with_layer_types
+from axonn_tune.learning.recipes import Adapters
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
@@ -118,6 +119,7 @@ class CommandRun(StatedRun):
     ignored: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     given: Model | None = None
+    adapters: Adapters | None = None
 
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
         """The same run as a log has it: with its columns, and its arguments over those of the file."""
@@ -159,6 +161,9 @@ class CommandRun(StatedRun):
         found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
         if isinstance(found, str):
             raise self._wrong(found)
+        if self.adapters is not None:
+            trains = self.adapters.by_tool(found.framework.tuner)
+            found = replace(found, workload=found.workload.model_copy(update={"tuning": trains}))
         self._check_stages(found)
         return self._with_experts(_with_options(found, self.arguments))
 

@@ -41,7 +41,7 @@ from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, is_choice, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
-from axonn_tune.learning.recipes import python_facts, refusals, tool_of
+from axonn_tune.learning.recipes import Adapters, adapters_of, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, config_files, launched, named_model
@@ -57,7 +57,7 @@ class _Source:
     """Statements of a file.
 
     arguments: recognised ones; named: all, by their names; own: those of the program and of config files, as they are
-    written; words: of the command.
+    written, but for those of adapters; words: of the command.
     """
 
     path: Path
@@ -67,6 +67,7 @@ class _Source:
     words: tuple[Stated, ...] = ()
     directives: tuple[Stated, ...] = ()
     remarks: tuple[str, ...] = ()
+    adapters: Adapters | None = None
 
     @property
     def text(self) -> str:
@@ -123,6 +124,7 @@ class _Source:
             named={**other.named, **self.named},
             own={**other.own, **self.own},
             remarks=(*other.remarks, *self.remarks),
+            adapters=self.adapters or other.adapters,
         )
 
 
@@ -151,7 +153,8 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
             if file is not None and file.suffix != ".toml":
                 written = _of_pairs(file, yaml_pairs(read_text(file, limit_bytes=DOCUMENT_BYTES), file))
                 source = source.over(written.elsewhere())
-    for config in _configs(_priced(source, commands), script.documents, (*named_by, path)):
+    source = _priced(source, commands)
+    for config in _configs(source, script.documents, (*named_by, path)):
         source = source.over(config)
     return source.filled(script.variables)
 
@@ -162,6 +165,11 @@ def _priced(source: _Source, text: str = "") -> _Source:
     text: of its commands.
     """
     text += f"\n{source.text}"
+    if (adapters := adapters_of(text, source.own)) is not None:
+        source = replace(
+            source.without({one for one in source.own if _plain(one) in adapters.names}), adapters=adapters
+        )
+        source.own.update({one: Stated("full", 0) for one in source.own if _plain(one) == "finetuning_type"})
     if found := [*refusals(text, source.own, source.named, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
@@ -394,7 +402,9 @@ def read_run(
     if document is not None and of_titan is not None and document.name != _FLAVORS.get(flavor, document.name):
         said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
     said += source.remarks
-    run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
+    run = CommandRun(
+        str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document, source.adapters
+    )
     settled = _settled(run, source, implied)
     _require(settled, source, needed)
     return settled

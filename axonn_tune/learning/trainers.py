@@ -145,10 +145,7 @@ _KERNELS |= {f"fa{version}": f"flash_attention_{version}" for version in (2, 3)}
 
 
 def _add_llamafactory(found: Completed, stated: Arguments) -> None:
-    """What LLaMA-Factory trains where nothing says so: adapters; FSDP2 has no reentrant checkpoints."""
-    if "finetuning_type" not in stated:
-        why = "is not stated, and LLaMA-Factory's default is lora: adapters are not priced; `finetuning_type: full` is"
-        found.problems.append(Problem("finetuning_type", why))
+    """FSDP2 has no reentrant checkpoints."""
     if stated.get("fsdp_version", NOTHING).value == "2":
         found.pairs["use_reentrant_gc"] = Stated("False", 0)
 

@@ -507,13 +507,13 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}', ""),
         ("r.toml", '[model]\nflavor = "8B"\n[lora]\nrank = 8', f"r.toml:4: lora.rank 8: {PEFT}"),
         ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Shampoo"', "optimizer.name Shampoo: is not priced"),
-        ("r.yaml", "finetuning_type: lora\ncutoff_len: 4096", "r.yaml:1: finetuning_type lora: adapters and frozen"),
+        ("r.yaml", "finetuning_type: freeze\ncutoff_len: 4096", "r.yaml:1: finetuning_type freeze: adapters and"),
         ("r.yaml", "stage: sft\nload_in_4bit: true\ncutoff_len: 8", "load_in_4bit: quantized base weights are not"),
         ("r.yaml", "base_model: x/y\nadapter: qlora", f"r.yaml:2: adapter qlora: {PEFT}"),
         ("r.yaml", "parallelism: {tp: 2, pp_engine: 1f1b}", "files of nanotron are not read"),
         ("r.sh", "NPROC_PER_NODE=8 megatron sft --load x --micro_batch_size 1", "files of ms-swift are not read"),
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
-        ("r.sh", f"{TRAINER}--use_peft true --lora_r 8", PEFT),
+        ("r.sh", f"{TRAINER}--use_peft true --lora_r 8 --vera true", f"--vera true: {PEFT}"),
         ("r.py", "from nemo.collections import llm\nr.data.global_batch_size = 64", "--framework nemo --batch 64"),
         ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus 8 --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
@@ -534,6 +534,26 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
         read_run(tmp_path / name, given=given, model="llama3-8b")
     assert words in str(caught.value)
     assert "rices full training" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("r.yaml", "lora_rank: 16\nlora_dropout: 0.1\ncutoff_len: 4096\nper_device_train_batch_size: 1", "LoRA r 16"),
+        ("r.yaml", "cutoff_len: 4096\nquantization_bit: 4\nper_device_train_batch_size: 1", "QLoRA r 8"),
+        ("r.sh", f"{TRAINER}--fsdp full_shard --use_peft true --lora_target_modules q_proj k_proj", "LoRA r 16"),
+    ],
+)
+def test_adapters_of_trainers_are_read(name: str, text: str, words: str, tmp_path: Path) -> None:
+    """Guards LLaMA-Factory, by whose default adapters of all layers train, and TRL: what trains, by their defaults."""
+    (tmp_path / name).write_text(text, "utf-8")
+    run = read_run(tmp_path / name, given={"n_gpus": "8", "seq": "2048", "gbs": "64"}, model="llama3-8b")
+    trains = run.case(H100).workload.tuning
+    assert trains is not None
+    assert trains.words == words
+    assert "attention.qkv/q" in trains.targets
+    assert ("mlp.fc2" in trains.targets) == ("peft" not in text)
+    assert trains.dropout == (0.1 if "dropout" in text else 0.05 if "peft" in text else 0.0)
 
 
 @pytest.mark.parametrize(
