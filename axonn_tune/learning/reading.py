@@ -289,7 +289,8 @@ def _told(request: EvidenceRequest) -> _Found:
         run = CommandRun("--fact", software, (0, 0), stated, given=model)
     if request.from_command is None:
         missing = [name for name in OF_RUN if name not in run.columns]
-        if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & run.columns.keys():
+        # The run of a log has all of its ranks for data where it states no other degree.
+        if missing or not (request.run or {"tp", "pp", "cp", "dp", "z", "ep"} & run.columns.keys()):
             lacking = ", ".join(missing) if missing else "degrees of parallelism"
             raise UsageError(
                 f"{option} {value} is of a run that does not state {lacking}: give its script, "

@@ -184,6 +184,17 @@ def test_a_log_in_fp32_says_so_and_states_the_run_of_its_baseline(tmp_path: Path
         assert ("The run is in FP32" in done.out) != bf16
 
 
+def test_a_log_without_degrees_has_its_run_on_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards data parallelism alone, which a Trainer's log does not state."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
+    asked = (
+        f"{FIXTURES.with_name('logs') / 'trainer.log'} --model llama3-8b --fact n_gpus=16 --fact seq=4096 --fact gbs=64"
+    )
+    found = run(f"diagnose {asked} --machine dgx-h100 --beside 2 --beside-gpus 8 --format json").document
+    alone = run(f"diagnose {asked.replace('n_gpus=16', 'n_gpus=8')} --machine dgx-h100 --format json").document
+    assert found["baseline"]["predicted_s"] == alone["predicted_s"]
+
+
 def test_what_a_log_states_holds_for_its_run_on_fewer_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a step beside a log that prints its arguments: recompute, interleaving and what overlaps are the same
     there, as if its log were given; a log says so of itself, too."""
