@@ -625,6 +625,10 @@ REQUEST: dict[str, Asks] = {
     "cuda_graphs": Asks(SMALL, ("attn",)),
     "dispatcher": Asks(ROUTED, "allgather"),
     "imbalance": Asks(ROUTED, 3.0, "step", 1),
+    "tune": Asks({**PINNED, "recompute": "none"}, "lora", "memory", -1),
+    "lora_rank": Asks({**PINNED, "recompute": "none", "tune": "lora"}, 256, "step", 1),
+    "lora_targets": Asks({**PINNED, "recompute": "none", "tune": "lora"}, "linear_qkv", "step", -1),
+    "lora_dtype": Asks({**SHARDED, "framework": "fsdp", "tune": "lora", "recompute": "full"}, "bf16", "memory", -1),
     "tokens_total": Asks(PINNED, "1T"),
     "machine": Asks(SHARDED, "dgx-h100", "step", -1),
     "x": Asks({**PINNED, "x": None, "z": 1}, 4),
@@ -787,7 +791,7 @@ OF_STEPS = {
     "optimizer": "optimizer muon_tp_mode muon_num_ns_steps muon_form muon_batched muon_apart_gate",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
-    "narrow_head cudnn_norms "
+    "narrow_head narrow_activation cudnn_norms "
     "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "
     "tf32",
     "grids": "repeated_kv_heads whole_rows",
