@@ -338,6 +338,7 @@ def test_recompute_that_megatron_core_refuses_is_refused(flags: str, argument: s
         ("--moe-flex-dispatcher-backend deepeep", "--moe-flex-dispatcher-backend deepeep: .* did you mean 'deepep'?"),
         ("--cp-comm-type p2pp", "--cp-comm-type p2pp: must be .* did you mean 'p2p'?"),
         ("--bf16 --fp16", "--fp16: fp16 and bf16 cannot be used together"),
+        ("--optimizer muon --use-torch-fsdp2", "--optimizer muon: Muon and Lion do not go with torch FSDP2"),
         ("--num-experts --moe-router-topk 2", "--num-experts: has no value: it is a whole number from 0"),
         ("--overlap-moe-expert-parallel-comm", "--overlap-moe-expert-parallel-comm: .* only supported with expert"),
         (
