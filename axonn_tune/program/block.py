@@ -29,6 +29,7 @@ from axonn_tune.program.nodes import (
     Norm,
     gathered,
     names,
+    parallel,
     stream_before,
     tuned,
 )
@@ -134,7 +135,8 @@ def _freeing(operations: Iterable[Operation], freed: tuple[str, ...]) -> list[Op
 
 def block_nodes(given: LayerInputs) -> BlockNodes:
     """Nodes of a layer type."""
-    listed: Nodes = tuned([one for kind in kinds() for one in kind.nodes(given)], given)
+    made: Nodes = [one for kind in kinds() for one in kind.nodes(given)]
+    listed = tuned(parallel(made) if given.own.norms == "parallel" else made, given)
     forward, back = list[Node](), list[Node]()
     for one in listed:
         if isinstance(one, Branches):
@@ -174,7 +176,7 @@ def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operatio
 
     def steps(node: Node) -> Iterator[Operation]:
         nonlocal added
-        if isinstance(node, Add) and node is not nodes.forward[-1]:
+        if isinstance(node, Add) and node is not nodes.forward[-1] and given.own.norms != "parallel":
             added = node
         elif isinstance(node, Norm):
             yield from _normed(nodes, node, added, phase)

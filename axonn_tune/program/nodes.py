@@ -399,7 +399,7 @@ class Branch(NamedTuple):
 
 def branch(layer: str, given: LayerInputs) -> Branch:
     """Of the layer that a branch ends with: the norm of its output, where blocks have one there, and the addition."""
-    if given.own.norms == "pre" and given.streams == 1:
+    if given.own.norms in ("pre", "parallel") and given.streams == 1:
         return Branch((), None, [Add(layer=layer)])
     name = f"{layer.partition('.')[0]}.post_norm"
     output = given.stream(f"{layer} output", "branch outputs")
@@ -440,6 +440,16 @@ def _joined(layer: str, given: LayerInputs) -> Own:
         ahead=lambda given, phase: [layers.mixed_streams(given, name, phase, ahead=False)],
         back=backward,
     )
+
+
+def parallel(listed: Nodes) -> Nodes:
+    """The nodes of a block of attention and MLP of which both read attention's norm, whose gradients a kernel adds."""
+    *_, one, other = (place for place, node in enumerate(listed) if isinstance(node, Norm))
+    normed, reader = listed[one], listed[other + 1]
+    assert isinstance(normed, Norm), "attention begins with one"
+    assert isinstance(reader, Gemm), "behind its norm an MLP begins with one"
+    both = replace(normed, added=reader.layer)
+    return [*listed[:one], both, *listed[one + 1 : other], replace(reader, reads=both), *listed[other + 2 :]]
 
 
 class Branches(NamedTuple):

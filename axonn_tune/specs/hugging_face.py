@@ -95,7 +95,7 @@ class _Kind(Document):
     full_every_key: str = ""
     full_unrotated: bool = False
     qk_norms: bool | Literal["all_heads"] = False
-    norms: Literal["post", "both"] | None = None
+    norms: Literal["post", "both", "parallel"] | None = None
     qk_norms_key: str = ""
     local: dict[str, str] = Field(default={})
     full: dict[str, str] = Field(default={})

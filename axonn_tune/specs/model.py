@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     Field,
@@ -36,6 +36,7 @@ MODEL_SCHEMA = "axonn-tune/model/1"
 MOST_LAYERS, MOST_TYPES, MOST_PREDICTING = 1_000, 64, 32
 """Of a pattern, a model and multi-token prediction: several times those of any model."""
 
+Norms: TypeAlias = Literal["pre", "post", "both", "parallel"]
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Layers = Annotated[
     Size, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "minLength": 1}]})
@@ -68,9 +69,7 @@ class LayerType(Document):
     qk_norms: bool | Literal["all_heads"] = Field(
         default=False, description="Norms of queries and keys: true, of each head; all_heads, one over all of them."
     )
-    norms: Literal["pre", "post", "both"] | None = Field(
-        default=None, description="Norms of a block, if not as the model's: before each branch, behind it, or both."
-    )
+    norms: Norms | None = Field(default=None, description="Norms of a block, if not as the model's.")
     output_gate: Literal["element", "head"] | None = Field(
         default=None, description="A gate of attention's output, by a sigmoid: of each element, or of each head."
     )
@@ -170,7 +169,7 @@ class Layer:
     window: int | None
     sinks: bool
     qk_norms: bool | Literal["all_heads"]
-    norms: Literal["pre", "post", "both"]
+    norms: Norms
     rotary_share: float | None
     ffn: int
     gated: bool
@@ -200,7 +199,8 @@ class Layer:
             "norms of queries and keys over all heads": self.qk_norms == "all_heads",
             "values that are keys": self.values_are_keys,
             "values of another width": self.attention and self.latent is None and self.value_dim != self.head_dim,
-            "norms behind attention and MLP": self.norms != "pre",
+            "norms behind attention and MLP": self.norms in ("post", "both"),
+            "attention and MLP in parallel": self.norms == "parallel",
             "experts": self.experts,
             "shared experts": self.experts is not None and self.experts.shared_width,
             "layers without MLP": not self.ffn and self.experts is None,
@@ -321,8 +321,10 @@ class Model(Document):
         default=None, description="Base of rotary positions (rope_theta), for scripts: no cost depends on it."
     )
     norm_epsilon: PositiveFloat | None = Field(default=None, description="Epsilon of norms, for scripts.")
-    norms: Literal["pre", "post", "both"] | None = Field(
-        default=None, description="Norms of blocks: before each branch (pre, if not said), behind it, or both."
+    norms: Norms | None = Field(
+        default=None,
+        description="Norms of blocks: before each branch (pre, if not said), behind it, or both; parallel: one before "
+        "attention and MLP, which are added at once.",
     )
     residual_streams: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None, description="Residual streams of hyper-connections (mHC), hc_mult; without, there is one."
@@ -373,8 +375,10 @@ class Model(Document):
     def _heads_group(self) -> Model:
         self._check_types()
         for layer in self.types:
+            where = f"layer_types.{layer.name}: " if layer.name else ""
+            if layer.norms == "parallel" and (not layer.attention or layer.latent or not layer.ffn):
+                raise ValueError(f"{where}norms parallel are of attention without latents beside an MLP")
             if layer.attention and layer.heads % layer.kv_heads:
-                where = f"layer_types.{layer.name}: " if layer.name else ""
                 raise ValueError(f"{where}heads ({layer.heads}) must be divisible by kv_heads ({layer.kv_heads})")
         attends = [layer for layer in self.types if layer.attention]
         if attends and all(layer.latent is not None for layer in attends):
@@ -643,7 +647,12 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
     )
 
 
-UNWRITTEN = frozenset({"norms behind attention and MLP", "norms of queries and keys over all heads"})
+UNWRITTEN = frozenset(
+    {
+        *("norms behind attention and MLP", "norms of queries and keys over all heads"),
+        "attention and MLP in parallel",
+    }
+)
 """Of `Model.parts`: those that are priced, and of which no framework has arguments."""
 
 RUN = frozenset(

@@ -34,6 +34,7 @@ TYPES = {
     "indexed": "{latent: {query_rank: 96, kv_rank: 64, nope_dim: 32, rope_dim: 32, value_dim: 32}, "
     "indexer: {heads: 4, head_dim: 32, topk: 128}}",
     "behind": "{norms: both, qk_norms: all_heads}",
+    "beside": "{norms: parallel}",
     "folded": "{attention: false, compressed: {heads: 8, head_dim: 64, query_rank: 96, groups: 2, output_rank: 64, "
     "ratio: 4, indexer: {heads: 4, head_dim: 32, topk: 64}}}",
     "gated": "{output_gate: element, experts: {count: 8, per_token: 2, width: 128, shared_width: 128, "

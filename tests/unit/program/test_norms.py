@@ -14,7 +14,7 @@ from axonn_tune.program.block import block_nodes
 from axonn_tune.program.count import ELEMENT_SIZES, counted
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.memory import saved_arrays
-from axonn_tune.program.operations import Collective
+from axonn_tune.program.operations import Collective, Kernel
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -44,6 +44,7 @@ def priced(model: Model, *, x: int = 1, recompute: str = "none", precision: str 
         ("pre", ["norm", "output", "output", "norm", "fc2", "fc2"]),
         ("post", ["norm", "output", "post_norm", "output", "norm", "fc2", "post_norm", "fc2"]),
         ("both", ["norm", "output", "post_norm", "output", "norm", "fc2", "post_norm", "fc2"]),
+        ("parallel", ["norm", "output", "output", "fc2", "fc2"]),
     ],
 )
 def test_nodes_in_order_and_their_elements(norms: str, names: list[str]) -> None:
@@ -52,7 +53,7 @@ def test_nodes_in_order_and_their_elements(norms: str, names: list[str]) -> None
     nodes = block_nodes(LayerInputs(model, ELEMENT_SIZES["bf16"], layer=model.types[0])).forward
     left_out = ("qkv", "core", "fc1", "activation")
     assert [name for node in nodes if (name := node.layer.partition(".")[2]) not in left_out] == names
-    assert counted(model)[0].vectors_of(0) == (4 if norms == "both" else 2) * HIDDEN
+    assert counted(model)[0].vectors_of(0) == {"both": 4, "parallel": 1}.get(norms, 2) * HIDDEN
 
 
 def test_norms_of_queries_and_keys_have_a_weight_of_each_head_or_of_all() -> None:
@@ -85,12 +86,31 @@ def test_saved_arrays(experts: bool) -> None:
     assert [tuple(saved[norms].values()) for norms in saved] == [(2, 2, 0), (2, 0, 2), (2, 2, 2)]
 
 
-@pytest.mark.parametrize("norms", ["post", "both"])
+@pytest.mark.parametrize("predicted", [0, 1])
+def test_attention_and_mlp_in_parallel_share_a_norm(predicted: int) -> None:
+    """Guards parallel branches: the stream and its norm are saved once, whose gradient is a sum of two, and what takes
+    no MLP beside attention is refused."""
+    found = priced(model_of("parallel").model_copy(update={"mtp_layers": predicted}))
+    block = found.program.blocks[0]
+    saved = [one.name for one in saved_arrays(block) if one.kind in ("residual stream", "norm outputs")]
+    assert saved == ["block input", "attention.norm output"]
+    freed = [one.frees for one in block.backward.operations if isinstance(one, Kernel)]
+    assert sum(any("norm gradient by" in name for name in names) for names in freed) == 1
+    assert found.iteration_s < priced(model_of("pre").model_copy(update={"mtp_layers": predicted})).iteration_s
+    with pytest.raises(ValueError, match="norms parallel are of attention without latents beside an MLP"):
+        model_of("parallel", mlp=False)
+
+
+@pytest.mark.parametrize("norms", ["post", "both", "parallel"])
 @pytest.mark.parametrize("recompute", ["layernorm", "core_attn", "mlp_act", "moe", "full"])
 @pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
 def test_every_recompute_set_keeps_its_arrays(norms: str, recompute: str, precision: str) -> None:
     """Guards lifetimes, which a step is checked for where it is built; full recompute saves only inputs of blocks."""
-    model = model_of(norms, **({"experts": EXPERTS} if recompute == "moe" else {}))
+    routed = recompute == "moe" and norms != "parallel"
+    model, recompute = (
+        model_of(norms, **({"experts": EXPERTS} if routed else {})),
+        recompute if routed or recompute != "moe" else "mlp",
+    )
     found = priced(model, recompute=recompute, precision=precision)
     arrays = saved_arrays(found.program.blocks[0])
     assert recompute != "full" or [one.name for one in arrays] == ["block input"]
