@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from axonn_tune import explain, search
+from axonn_tune.cost.price import price
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import Stated
@@ -218,6 +219,15 @@ def test_files_say_how_they_batch(said: list[str], framework: str, packing: str)
     """Trainers pad what they neither pack nor flatten; Megatron-Core's fine-tuning packs."""
     stated = {name: Stated("true", 1) for name in said}
     assert stated_packing(stated, find_framework(framework)) == packing
+
+
+@pytest.mark.parametrize(("framework", "packing"), [("fsdp", "padded"), ("megatron-core", "padding-free")])
+def test_rows_of_a_search_are_priced_alone_to_the_bit(framework: str, packing: str) -> None:
+    """Columns have tokens of a sequence by micro-batch and ranks; memory has the longest."""
+    options = {"machine": "dgx-h100", "batch": 32, "seq": 4096, "lengths": "tulu", "packing": packing, "top": 3}
+    for row in search("llama3-8b", 8, framework=framework, **options):
+        alone = price(row.job, row.layout)
+        assert (alone.iteration_s, alone.memory_bytes) == (row.iteration_s, row.memory_bytes)
 
 
 def test_presets_are_documents() -> None:
