@@ -9,18 +9,15 @@ megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.step import GatherUnit
-from axonn_tune.grid import EXPERT_AXES
 from axonn_tune.program import layers
-from axonn_tune.program.constraints import Constraint
+from axonn_tune.program.constraints import expert_constraints
 from axonn_tune.program.inputs import (
     EXCHANGED,
     EXPERT,
@@ -70,7 +67,6 @@ from axonn_tune.program.operations import (
 )
 from axonn_tune.program.types import mlp
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.sections import Experts
 
 if TYPE_CHECKING:
@@ -190,35 +186,7 @@ def nodes(given: LayerInputs) -> Nodes:
     ]
 
 
-def _constraints(model: Model, framework: Framework) -> list[Constraint]:
-    """Whole experts on each rank, and ranks for all of them (NVIDIA/Megatron-LM@d98e8a64, core/parallel_state.py)."""
-    if not model.has_experts:
-        return []
-    experts = [layer.experts for layer in model.types if layer.experts is not None]
-    folding, width = framework.step.folding, math.gcd(*(one.width for one in experts))
-    shared = math.gcd(*(one.shared_width for one in experts))
-    over, tensor = (*folding.shards, *folding.replicas), framework.step.sequence_parallel
-    whole, count = framework.step.whole_rows and not tensor, math.gcd(*(one.count for one in experts))
-    over_x = ("x", "z") if whole else ("x",)
-    shared_buffers = "expert overlap runs a forward and a backward pass at once, whose gathers of weights share buffers"
-    overlapping = ("z", "expert_z") if framework.step.expert_overlap else ()
-    # Its kernels are of several ranks (core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher).
-    flex = framework.overlaps_experts and find_dispatcher(framework.step.dispatcher).counting == "rank"
-    routed = [f"dispatcher {framework.step.dispatcher}"] * flex
-    return [
-        *(Constraint(f"{axis}-with-expert", shared_buffers, 1, (axis, "expert"), both=True) for axis in overlapping),
-        *(Constraint("dispatcher-by-expert", name, 1, ("expert", "expert_tensor"), below=True) for name in routed),
-        Constraint("experts-by-expert", "experts", count, ("expert",)),
-        Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else over_x),
-        Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),
-        # Those of the inner axes first: all of them, or equal parts.
-        *([Constraint("folding-by-expert", "ranks", 1, EXPERT_AXES, of=folding.shards, or_divides=True)] * whole),
-        *([Constraint("shared-width-by-xz", "shared width", shared, over_x)] * (whole and shared > 0)),
-        *([Constraint("router-by-x", "experts", count, ("x",))] * whole),
-    ]
-
-
-KIND = LayerKind(place=MLP, nodes=nodes, constraints=_constraints)
+KIND = LayerKind(place=MLP, nodes=nodes, constraints=expert_constraints)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
