@@ -117,7 +117,8 @@ class Key:
         text = value.lower()
         if self.status == "harmless" or (self.status == "modelled" and not self.plain):
             return True
-        if self.default == "True" or text in OFF:
+        # Where words mean something, "none" is one of them.
+        if self.default == "True" or (text in OFF and not self.meanings):
             return (text not in OFF) == (self.default == "True")
         return all(word in self.plain | {self.default.lower()} for word in re.findall(r"[\w.+-]+", text))
 

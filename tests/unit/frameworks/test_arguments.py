@@ -120,6 +120,13 @@ def test_tables_are_whole(name: str) -> None:
             assert other.status != "harmless", key.name
 
 
+def test_a_word_that_is_not_priced_is_said() -> None:
+    """Guards words that mean something: one that is not priced is said, "none" of kernels, too."""
+    key = find("dsa_kernel_backend", ("megatron",))
+    assert key is not None
+    assert [key.is_silent(word) for word in ("cudnn", "tilelang", "none")] == [True, True, False]
+
+
 @pytest.mark.parametrize("option", step_keys())
 def test_a_row_reads_what_it_writes(option: str) -> None:
     """Guards both directions of options that an argument states alone: a row reads each value as what wrote it."""
