@@ -14,6 +14,7 @@ from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.tuning import tuning
 from axonn_tune.vocabulary import AUTO
 from tests.unit.ranking.exhaustive import exhaustive
 from tests.unit.ranking.models import model_of
@@ -122,6 +123,17 @@ SPACES = {
         batch=16,
         memory_gib=9.0,
         pins={"context": 1, "recompute_layers": 1},
+        quick=True,
+    ),
+    "adapters": Space(
+        framework="megatron-core",
+        model="dense",
+        layers=12,
+        gpus=8,
+        batch=16,
+        memory_gib=8.0,
+        pins=NO_CONTEXT,
+        workload={"tuning": tuning("lora", "megatron-bridge", rank=16, targets=None, dtype=None)},
         quick=True,
     ),
     # Context parallelism and windows.
