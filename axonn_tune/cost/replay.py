@@ -162,6 +162,7 @@ class Replay:
         self._durations: dict[int, Value] = {}
         self._paces: dict[Instructions, Value] = {}
         self._reached: dict[tuple[int, Instructions], tuple[State, State]] = {}
+        self._some_sent: dict[Instructions, Instructions] = {}
 
     def call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective, s."""
@@ -531,8 +532,15 @@ class Replay:
         """The state after a part, worked out once for each state: runs of blocks share how they begin."""
         key = id(state), part
         if key not in self._reached:
-            self._reached[key] = state, self._run(state, part, None) if part else state
+            self._reached[key] = state, self._run(state, self._sent_of(part), None) if part else state
         return self._reached[key][1]
+
+    def _sent_of(self, part: Instructions) -> Instructions:
+        """Instructions without collectives that are waited for at once and that no candidate sends."""
+        if part not in self._some_sent:
+            unsent = {one for one in part if one[0] == SYNC and self._sending(one[1])[0] < 0}
+            self._some_sent[part] = tuple(one for one in part if one not in unsent) if unsent else part
+        return self._some_sent[part]
 
     def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, head: bool) -> tuple[State, Value]:
         """All blocks forward, and their time; head: the LM head follows."""

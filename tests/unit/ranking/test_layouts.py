@@ -6,11 +6,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from axonn_tune.cost.price import price
+from axonn_tune.cost.price import detail_of, price
+from axonn_tune.cost.pricer import Pricer
+from axonn_tune.grid import Grid
+from axonn_tune.job import Layout
 from axonn_tune.launch.commands import command_of
 from axonn_tune.learning.evidence import Setup
+from axonn_tune.program.step import Stage
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import launch_inputs, load_inputs
 from axonn_tune.ranking.space import Problem
@@ -55,6 +60,28 @@ def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> 
         assert row.communication_s == pytest.approx(alone.communication_s, rel=1e-9)
         assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-9)
     assert search(problem, top=1)[0].iteration_s == min(one.iteration_s for one in ranked.rows)
+
+
+@pytest.mark.parametrize("recompute_layers", [None, 1])
+def test_splits_share_a_pricer_and_have_their_own_prices(recompute_layers: int | None) -> None:
+    """Guards what splits and numbers of chunks of a candidate share: the price of each is that of a pricer of its own,
+    to the bit, and it fits where its largest stage does."""
+    asked = {"gpus": 16, "machine": "dgx-h100", "framework": "megatron-core", "batch": 32}
+    job = load_inputs(Request("llama3-8b", **asked)).problem  # type: ignore[arg-type]
+    grid = Grid(data=4, pipeline=4, order=("x", "y", "z", "context", "data", "pipeline"))
+    layout = Layout(grid, 1, "full", 0, 2, recompute_layers=recompute_layers)
+    shared = Pricer(job, layout)
+    detail_of(shared)
+    for parts in ((3, 4, 4, 4, 5, 4, 4, 4), (2, 6, 4, 4, 4, 4, 6, 2), (3, 3, 3, 3, 3, 2, 3, 2, 2, 2, 3, 3)):
+        other = replace(layout, chunks=len(parts) // 4, parts=parts)
+        mine, alone = shared.split(other), Pricer(job, other)
+        needed = float(alone.memory.total_bytes)
+        assert mine.fits(needed)
+        assert not mine.fits(np.nextafter(needed, 0.0))
+        assert detail_of(mine).iteration_s == detail_of(alone).iteration_s
+        assert mine.memory.total_bytes == needed
+        stages = [(Stage(n == 0, n == 3), alone.contents[n::4]) for n in range(4)]
+        assert [mine.stage_s(*one) for one in stages] == [alone.stage_s(*one) for one in stages]
 
 
 def test_an_even_layout_is_the_even_split() -> None:
