@@ -16,6 +16,7 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
+from axonn_tune.learning.adapters import stated_adapters
 from axonn_tune.learning.evidence import Sample, Setup
 from axonn_tune.learning.run import CommandRun, shipped_model
 from axonn_tune.learning.setups import changes_of, problem_of, searched
@@ -305,12 +306,12 @@ def _stated(
         run = replace(run, assumed=(said, *run.assumed))
     case = run.case(load_machine(DEFAULT_MACHINE if machine is None else machine).document)
     run = replace(run, assumed=(*run.assumed, *run.kernel(case), *run.elsewhere(case)))
+    if asked.tune is None and (adapters := stated_adapters(run.arguments)) is not None:
+        told_of = adapters.options(case.framework)
+        asked = replace(asked, **{**told_of, "set": (*told_of.get("set", ()), *asked.set)})
     if asked.lengths is not None:
         asked = replace(asked, packing=asked.packing or stated_packing(run.arguments, case.framework))
         run = replace(run, assumed=tuple(words for words in run.assumed if "without --lengths" not in words))
-    if run.adapters is not None and asked.tune is None:
-        dropout = f"workload.tuning.dropout={run.adapters.dropout}"
-        asked = replace(asked, **run.adapters.options, set=(*asked.set, *([dropout] if run.adapters.dropout else [])))
     request = replace(
         asked,
         gpus=case.row.gpus,

@@ -205,22 +205,24 @@ def _range(record: Mapping[str, str]) -> tuple[str, ...]:
     return tuple((record["plain"].lower() if stated == "plain" else stated).split()) or ("switch",) * switch
 
 
+_TRAINERS = ("llamafactory", "axolotl", "swift", "adapters")
 _CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("megatron-core", "megatron-2022"), _CORE),
+    "megatron sft": (_CORE[0], (*_CORE[1], "swift", "adapters")),
     "megatron-axonn": (("megatron_axonn", "megatron"), ()),
     "megatron-deepspeed": (("megatron", "megatron_deepspeed"), ("deepspeed",)),
     "nemo": (("nemo",), ("megatron",)),
     **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
-    "deepspeed": (("deepspeed",), ("megatron_deepspeed", "megatron", "accelerate", "trainer", "llamafactory")),
-    "fsdp": (("accelerate",), ("deepspeed", "trainer", "llamafactory")),
+    "deepspeed": (("deepspeed",), ("megatron_deepspeed", "megatron", "accelerate", "trainer", *_TRAINERS)),
+    "fsdp": (("accelerate",), ("deepspeed", "trainer", *_TRAINERS)),
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
 _OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
-    *("llamafactory", "trainer", "launchers"),
+    *("llamafactory", "trainer", "axolotl", "swift", "adapters", "launchers"),
 )
 
 

@@ -50,6 +50,12 @@ def has_optimizer(written: str, value: str) -> bool:
     )
 
 
+def has_adapters(written: str, value: str) -> bool:
+    """Whether an argument of a Trainer states what adapters are like, or that they train, and is priced."""
+    key = find(written.lstrip("-+").replace("-", "_").lower(), ("adapters",))
+    return key is not None and (key.status != "refused" or key.is_silent(value))
+
+
 def why_unpriced(written: str) -> str:
     """Why an option, column or fact is not priced, and what is; "" for any other name."""
     if (key := unpriced(written)) is None:

@@ -67,7 +67,7 @@ def plain_value(value: str) -> str:
     return value.split(" #")[0].strip().rstrip(",").strip("\"' ")
 
 
-_SEVERAL = ("recompute_modules", "cuda_graph_modules", "offload_modules", "fsdp")
+_SEVERAL = ("recompute_modules", "cuda_graph_modules", "offload_modules", "fsdp", "lora_target")
 """Arguments that take several words, as those of adapters do."""
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", re.DOTALL)
 _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")

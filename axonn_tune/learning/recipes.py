@@ -14,17 +14,15 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, is_on, records
-from axonn_tune.frameworks.names import FULL_TRAINING, OPTIMIZER, has_optimizer, unpriced
+from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
+from axonn_tune.frameworks.names import FULL_TRAINING, OPTIMIZER, has_adapters, has_optimizer, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.tuning import Tuning, tuning
 
 _LARGEST = 1 << 40
 _PREFERENCES = re.compile(r"(?m)^(?:[^#\n]*[\s/_-])?((?:dpo|grpo|kto|ppo|orpo|rloo|cpo|reward_modeling)\.py)\b")
@@ -34,51 +32,13 @@ _OF_OTHERS = re.compile(r"(?:^|\.)(?:rollout|ref|critic|reward\w*|generation|tea
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 
 
+MEGATRON_SFT = re.compile(r"(?m)(?:^|\s)megatron (?:sft|pt)\b")
+"""ms-swift's commands that train by Megatron-Core."""
+
+
 def tool_of(text: str) -> Mapping[str, str] | None:
     """The tool that is not read whose mark is in a text of commands and pairs; None for none."""
     return next((one for one in records("tools") if re.search(one["mark"], text, re.MULTILINE)), None)
-
-
-_BOTH = ("lora_alpha", "lora_dropout", "use_dora")
-_FACTORY = (*_BOTH, "lora_rank", "lora_target", "quantization_bit", "quantization_type", "double_quantization")
-_TRL = (*_BOTH, "use_peft", "lora_r", "lora_target_modules", "load_in_4bit", "use_bnb_nested_quant")
-"""Arguments of adapters that are read: of LLaMA-Factory (hiyouga/LLaMA-Factory@ff6d4d12, hparams/finetuning_args.py)
-and of TRL's scripts (huggingface/trl@f2cd5771, trl/trainer/model_config.py)."""
-
-
-class Adapters(NamedTuple):
-    """Options of a search that a file states of adapters, and their arguments there."""
-
-    options: Mapping[str, Any]
-    dropout: float
-    names: frozenset[str]
-
-    def by_tool(self, tool: str) -> Tuning:
-        """The same by a tool's names and defaults."""
-        rank, targets = self.options["lora_rank"], self.options.get("lora_targets")
-        made = tuning(self.options["tune"], tool, rank=rank, targets=targets, dtype=None)
-        assert made is not None, "not all trains"
-        return made.model_copy(update={"dropout": self.dropout})
-
-
-def adapters_of(text: str, own: Mapping[str, Stated]) -> Adapters | None:
-    """What LLaMA-Factory, by whose default adapters train, or TRL is told of them; None where all of a model trains."""
-    stated = {name.lstrip("-").replace("-", "_").lower(): one.value for name, one in own.items()}
-    factory = re.search(next(iter(records("trainers")))["mark"], text, re.MULTILINE)
-    kind = stated.get("finetuning_type", "lora").lower()
-    if not (factory and kind == "lora") and not is_on(Stated(stated.get("use_peft", "False"), 0)):
-        return None
-    rank, target, default = ("lora_rank", "lora_target", "all") if factory else ("lora_r", "lora_target_modules", "")
-    narrow = stated.get("quantization_bit") == "4" or is_on(Stated(stated.get("load_in_4bit", "False"), 0))
-    dora = is_on(Stated(stated.get("use_dora", "False"), 0))
-    number, named = stated.get(rank, "8" if factory else "16"), stated.get(target, default)
-    if not number.isdecimal() or (narrow and dora):
-        return None
-    targets = ["all-linear" if one == "all" else one for one in re.findall(r"[\w-]+", named)]
-    options: dict[str, Any] = {"tune": "qlora" if narrow else "dora" if dora else "lora", "lora_rank": int(number)}
-    options |= {"lora_targets": tuple(targets)} if targets else {}
-    dropout = re.fullmatch(r"0?\.\d+", stated.get("lora_dropout", "" if factory else "0.05"))
-    return Adapters(options, float(dropout[0]) if dropout else 0.0, frozenset(_FACTORY if factory else _TRL))
 
 
 def refusals(
@@ -90,10 +50,13 @@ def refusals(
     launcher starts.
     """
     # What a framework's table prices, it judges by itself.
+    adapts = any(re.search(one["mark"], text, re.MULTILINE) for one in records("trainers")) or MEGATRON_SFT.search(text)
     named = [
         (name, stated, one)
         for name, stated in own.items()
-        if (one := unpriced(name)) and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
+        if (one := unpriced(name))
+        and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
+        and not (adapts and has_adapters(name, stated.value))
     ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.

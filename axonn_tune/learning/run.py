@@ -18,9 +18,9 @@ from axonn_tune.frameworks.statements import changes, kept_layers, switched_off
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
+from axonn_tune.learning.adapters import stated_adapters
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, MODEL_AXES
 from axonn_tune.learning.layer_types import with_layer_types
-from axonn_tune.learning.recipes import Adapters
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
@@ -119,7 +119,6 @@ class CommandRun(StatedRun):
     ignored: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     given: Model | None = None
-    adapters: Adapters | None = None
 
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
         """The same run as a log has it: with its columns, and its arguments over those of the file."""
@@ -161,9 +160,6 @@ class CommandRun(StatedRun):
         found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
         if isinstance(found, str):
             raise self._wrong(found)
-        if self.adapters is not None:
-            trains = self.adapters.by_tool(found.framework.tuner)
-            found = replace(found, workload=found.workload.model_copy(update={"tuning": trains}))
         self._check_stages(found)
         return self._with_experts(_with_options(found, self.arguments))
 
@@ -285,11 +281,13 @@ def _with_options(case: Case, stated: Arguments) -> Case:
     job = (case.framework, case.model, case.machine, case.workload)
     run = Run(*job, one.grid, one.micro_batch, 1, one.recompute, 0, one.chunks, (), case.framework.step)
     found, off, kept = changes(run, stated), {*switched_off(stated)}, kept_layers(run, stated)
-    overlaps = tuple(one for one in case.workload.overlaps if one not in off)
+    trains: dict[str, object] = {"overlaps": tuple(one for one in case.workload.overlaps if one not in off)}
+    if (adapters := stated_adapters(stated)) is not None:
+        trains["tuning"] = adapters.of(case.framework)
     return replace(
         case,
         framework=case.framework.with_step(**found) if found else case.framework,
-        workload=case.workload.model_copy(update={"overlaps": overlaps}),
+        workload=case.workload.model_copy(update=trains),
         configurations=tuple(one if kept is None else replace(one, kept_layers=kept) for one in case.configurations),
     )
 

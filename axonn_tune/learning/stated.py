@@ -41,7 +41,7 @@ from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, is_choice, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
-from axonn_tune.learning.recipes import Adapters, adapters_of, python_facts, refusals, tool_of
+from axonn_tune.learning.recipes import MEGATRON_SFT, model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, config_files, launched, named_model
@@ -57,7 +57,7 @@ class _Source:
     """Statements of a file.
 
     arguments: recognised ones; named: all, by their names; own: those of the program and of config files, as they are
-    written, but for those of adapters; words: of the command.
+    written; words: of the command.
     """
 
     path: Path
@@ -67,7 +67,6 @@ class _Source:
     words: tuple[Stated, ...] = ()
     directives: tuple[Stated, ...] = ()
     remarks: tuple[str, ...] = ()
-    adapters: Adapters | None = None
 
     @property
     def text(self) -> str:
@@ -124,7 +123,6 @@ class _Source:
             named={**other.named, **self.named},
             own={**other.own, **self.own},
             remarks=(*other.remarks, *self.remarks),
-            adapters=self.adapters or other.adapters,
         )
 
 
@@ -165,11 +163,6 @@ def _priced(source: _Source, text: str = "") -> _Source:
     text: of its commands.
     """
     text += f"\n{source.text}"
-    if (adapters := adapters_of(text, source.own)) is not None:
-        source = replace(
-            source.without({one for one in source.own if _plain(one) in adapters.names}), adapters=adapters
-        )
-        source.own.update({one: Stated("full", 0) for one in source.own if _plain(one) == "finetuning_type"})
     if found := [*refusals(text, source.own, source.named, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
@@ -184,13 +177,13 @@ def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
 
 _PROGRAM = re.compile(
     r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
-    r"|^torchtitan[\w.]*$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
+    r"|^torchtitan[\w.]*$|^megatron$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
 )
 
 
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
-    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf)$")
+    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl)$")
     started = [command for command in script.commands if any(program.search(word.value) for word in command)]
     # A variable's only word is no choice of a section: expandable_segments:True.
     given = (words for words in script.variables.values() if len(words) > 1 or not any(map(is_choice, words)))
@@ -318,9 +311,19 @@ def _exactly(kind: str, source: _Source) -> str:
     return "megatron-2022" if old else "megatron-core"
 
 
+_SWIFT = "megatron sft"
+"""Of the tables of arguments, and of the presets that stand for its defaults."""
+
+
+def _is_swift(source: _Source) -> bool:
+    """Whether it is a command of ms-swift that trains by Megatron-Core."""
+    return MEGATRON_SFT.search(" ".join(word.value for word in source.words)) is not None
+
+
 def _preset(source: _Source) -> Mapping[str, str]:
-    """What the function of torchtitan 0.3.0 sets that a command names; all have the loss in as many chunks."""
-    config = source.name("config").lower()
+    """What the function of torchtitan 0.3.0 sets that a command names; all have the loss in as many chunks. And what
+    ms-swift has otherwise than Megatron-Core (docs, Megatron-SWIFT's Command-line-parameters)."""
+    config = _SWIFT if _is_swift(source) else source.name("config").lower()
     chunks = {"loss.num_chunks": "8"} if source.name("module") and config else {}
     return chunks | {one["key"]: one["value"] for one in records("presets") if one["config"] == config}
 
@@ -367,7 +370,7 @@ def read_run(
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     source = source.in_full(name)
-    named = None if model is not None else named_model(source.arguments, Path(path).parent) or model_of(source.named)
+    named = _named(source) if model is None else None
     document = named[0] if named else _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
@@ -389,7 +392,8 @@ def read_run(
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
     idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
-    ignored, unknown = _unpriced(source.without({*idle, MODEL}), name, implied, facts)
+    tables = _SWIFT if _is_swift(source) else name
+    ignored, unknown = _unpriced(source.without({*idle, MODEL}), tables, implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
     ignored += tuple(f"{one.path}: {one.message}" for one in beside_others("idle", name, every, written))
@@ -402,12 +406,18 @@ def read_run(
     if document is not None and of_titan is not None and document.name != _FLAVORS.get(flavor, document.name):
         said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
     said += source.remarks
-    run = CommandRun(
-        str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document, source.adapters
-    )
+    run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
     settled = _settled(run, source, implied)
     _require(settled, source, needed)
     return settled
+
+
+def _named(source: _Source) -> tuple[Model, str] | None:
+    """The model that a file names, and how it is known."""
+    if (found := named_model(source.arguments, source.path.parent) or model_of(source.named)) is not None:
+        return found
+    loaded = model_named(source.name("load")) if _is_swift(source) else None
+    return (loaded, f"the model is {loaded.name}, as --load is called") if loaded else None
 
 
 def _require(settled: CommandRun, source: _Source, needed: Sequence[str]) -> None:

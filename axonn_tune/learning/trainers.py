@@ -16,7 +16,8 @@ from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, is_off, is_on, keys_of, records, table
+from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, is_off, is_on, keys_of, names_of, records, table
+from axonn_tune.learning.adapters import stated_adapters, tool_defaults
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.hugging_face import model_from_hf_config
 from axonn_tune.specs.loading import read_text
@@ -54,13 +55,19 @@ def completed(
     of_node = int(node.value) if node else None
     if counts["num_processes"] and counts["num_machines"]:
         of_node = max(1, counts["num_processes"] // counts["num_machines"])
-    sharded = _kind(stated)
+    sharded = _kind(stated, trained=trainer is not None)
     if trainer is not None:
-        if trainer["title"] == "LLaMA-Factory":
-            _add_llamafactory(found, stated)
+        if trainer["title"] == "LLaMA-Factory" and stated.get("fsdp_version", NOTHING).value == "2":
+            # FSDP2 has no reentrant checkpoints.
+            found.pairs["use_reentrant_gc"] = Stated("False", 0)
+        if trainer["title"] == "axolotl":
+            _add_axolotl(found, stated)
+        if trainer["title"] == "ms-swift":
+            _add_swift(found, stated, gpus)
+        _add_adapters(found, trainer, stated)
         _add_defaults(found, trainer, stated)
         _add_recompute(found, stated, trainer["title"])
-        _add_precision(found, stated, trainer["title"], sharded)
+        _add_precision(found, {**stated, **found.pairs}, trainer["title"], sharded)
     if sharded is not None and sharded != "deepspeed":
         shards = _sharding(found, stated) if sharded == "fsdp" else "no_shard"
         _add_degrees(found, stated, shards, gpus=gpus, node=of_node)
@@ -78,8 +85,11 @@ def _count(stated: Arguments, name: str) -> int | None:
     return int(value) if re.fullmatch(r"[1-9][0-9]{0,8}", value) else None
 
 
-def _kind(stated: Arguments) -> str | None:
-    """How weights are sharded: fsdp, deepspeed, or ddp; None where no argument of these tools says so."""
+def _kind(stated: Arguments, *, trained: bool = True) -> str | None:
+    """How weights are sharded: fsdp, deepspeed, or ddp; None where no argument of these tools says so.
+
+    trained: by a Trainer, which has whole weights on each rank unless it is told otherwise.
+    """
 
     def on(*names: str) -> bool:
         return any(name in stated and not is_off(stated[name]) for name in names)
@@ -89,8 +99,8 @@ def _kind(stated: Arguments) -> str | None:
         return "deepspeed"
     if named == "fsdp" or on("fsdp", "use_fsdp", "fsdp_version"):
         return "fsdp"
-    trained = {"per_device_train_batch_size", "cutoff_len"} & stated.keys() and "model_name_or_path" in stated
-    return "ddp" if named in ("multi_gpu", "no") or trained else None
+    whole = trained and {*names_of("trainer.model")} & stated.keys()
+    return "ddp" if named in ("multi_gpu", "no") or whole else None
 
 
 def _add_defaults(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
@@ -144,10 +154,52 @@ _KERNELS |= {f"fa{version}": f"flash_attention_{version}" for version in (2, 3)}
 """LLaMA-Factory's words for kernels of attention; auto leaves the choice to transformers, which takes torch's."""
 
 
-def _add_llamafactory(found: Completed, stated: Arguments) -> None:
-    """FSDP2 has no reentrant checkpoints."""
-    if stated.get("fsdp_version", NOTHING).value == "2":
-        found.pairs["use_reentrant_gc"] = Stated("False", 0)
+def _add_axolotl(found: Completed, stated: Arguments) -> None:
+    """axolotl's FSDP is FSDP1 where it does not say, and its `bf16: auto` is BF16 where the accelerator has that
+    (axolotl-ai-cloud/axolotl@067b021c, utils/schemas/validation.py, utils/config/__init__.py)."""
+    if stated.get("bf16", NOTHING).value.lower() in ("auto", "full"):
+        found.pairs["bf16"] = Stated("True", stated["bf16"].line)
+    if _kind(stated) == "fsdp" and "fsdp_version" not in stated:
+        found.pairs["fsdp_version"] = Stated("1", 0)
+        found.assumed.append("fsdp_version is not stated: 1, as axolotl has it")
+
+
+_SWIFT_BATCH = 16
+"""Sequences that ms-swift accumulates at least, where nothing is stated (modelscope/ms-swift@3602360a)."""
+
+
+def _add_swift(found: Completed, stated: Arguments, gpus: int | None) -> None:
+    """ms-swift's configs of DeepSpeed by their names, zero2 or zero3_offload, and its number of accumulation steps."""
+    named = re.fullmatch(r"zero([0-3])(_offload)?", stated.get("deepspeed", NOTHING).value)
+    if named is not None:
+        line = stated["deepspeed"].line
+        found.pairs["zero_optimization.stage"] = Stated(named[1], line)
+        if named[2]:
+            kept = ("offload_optimizer.device", *(("offload_param.device",) if named[1] == "3" else ()))
+            found.pairs |= {name: Stated("cpu", line) for name in kept}
+    if not {"gradient_accumulation_steps", "train_batch_size"} & stated.keys() and gpus is not None:
+        each = gpus * (_count(stated, "per_device_train_batch_size") or 1)
+        steps = max(1, -(-_SWIFT_BATCH // each))
+        found.pairs["gradient_accumulation_steps"] = Stated(str(steps), 0)
+        found.assumed.append(f"gradient_accumulation_steps is not stated: {steps}, as ms-swift has it")
+
+
+def _add_adapters(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
+    """What trains by the tool's defaults; PEFT's adapters as they are where a tool has none of its own."""
+    more = [*tool_defaults(trainer, stated)]
+    found.pairs |= dict(more)
+    if more:
+        said = ", ".join(f"{name} {one.value}" for name, one in more)
+        found.assumed.append(f"not stated, so as {trainer['title']} has it: {said}")
+    adapters = stated_adapters({**stated, **found.pairs})
+    wide = {"", "none", "false", "0"}
+    narrow = (name for name in names_of("tuning.bits") if stated.get(name, NOTHING).value.lower() not in wide)
+    found.problems += [
+        Problem(name, "quantized base weights train beside adapters alone", stated[name].line)
+        for name in (() if adapters else narrow)
+    ]
+    if adapters is not None and not adapters.targets:
+        found.assumed.append("what is adapted is not stated: as PEFT has it")
 
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -161,6 +213,7 @@ def _sharding(found: Completed, stated: Arguments) -> str:
     training_args.py, _process_fsdp_args).
     """
     words = stated.get("fsdp", NOTHING).value.lower()
+    stated = {**stated, **found.pairs}
     default = "2" if words and "distributed_type" not in stated and "use_fsdp" not in stated else "1"
     version = stated.get("fsdp_version", Stated(default, 0)).value
     if "fsdp_version" not in stated:
@@ -213,7 +266,10 @@ def _add_degrees(found: Completed, stated: Arguments, strategy: str, *, gpus: in
         found.assumed.append(f"{strategy}: {sizes['replicate']} replicas of {shards} shards, one a node")
 
 
-_DEGREES = tuple(f"parallelism_config_{name}_size" for name in ("dp_shard", "dp_replicate", "tp", "cp"))
+_DEGREES = (
+    *(f"parallelism_config_{name}_size" for name in ("dp_shard", "dp_replicate", "tp", "cp")),
+    *("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size"),
+)
 
 
 def _add_deepspeed(found: Completed, stated: Arguments, trainer: Mapping[str, str] | None) -> None:
@@ -232,7 +288,8 @@ def _add_deepspeed(found: Completed, stated: Arguments, trainer: Mapping[str, st
 
 def stated_packing(stated: Arguments, framework: Framework) -> Packing:
     """How a run batches sequences that differ in length; Trainers pad those that are neither packed nor flattened."""
-    on = [name for name in ("neat_packing", "packing", "padding_free") if is_on(stated.get(name, NOTHING))]
+    packed = ("neat_packing", "packing", "sample_packing", "padding_free")
+    on = [name for name in packed if is_on(stated.get(name, NOTHING))]
     if on:
         return "padding-free" if on == ["padding_free"] else "packed"
     return "packed" if framework.packs_alone or "padded" not in framework.packings else "padded"
@@ -240,9 +297,10 @@ def stated_packing(stated: Arguments, framework: Framework) -> Packing:
 
 def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
     """What a Trainer's run does otherwise than it is priced."""
-    packed = any(is_on(stated.get(name, NOTHING)) for name in ("packing", "neat_packing"))
-    if is_on(stated.get("neat_packing", NOTHING)):
-        yield "neat_packing: without --lengths attention is priced over whole packs, so time is overestimated"
+    apart = next((one for one in ("neat_packing", "sample_packing") if is_on(stated.get(one, NOTHING))), "")
+    packed = apart or is_on(stated.get("packing", NOTHING))
+    if apart:
+        yield f"{apart}: without --lengths attention is priced over whole packs, so time is overestimated"
     elif not packed and stated.get("stage", NOTHING).value != "pt":
         yield "samples are not packed: without --lengths each is priced with as many tokens as the longest may have"
     accumulated = stated.get("gradient_accumulation_steps", Stated("1", 0)).value
@@ -262,7 +320,8 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
 
     folder: of the file that states it.
     """
-    name = stated.get("model_name_or_path", NOTHING).value.rstrip("/")
+    told = next((stated[one] for one in names_of("trainer.model") if one in stated), NOTHING)
+    name = told.value.rstrip("/")
     if not name or "$" in name:
         return None
     local = folder / name
