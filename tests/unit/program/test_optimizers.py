@@ -16,13 +16,14 @@ from axonn_tune.frameworks.keys import table, tables_of
 from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.frameworks.step import OptimizerOptions, StepOptions
 from axonn_tune.grid import Grid
+from axonn_tune.program.count import counted
 from axonn_tune.program.dimensions import executed_flops, symbol_values
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.memory import persistent_items
 from axonn_tune.program.step import build_step
 from axonn_tune.program.update import update_of
-from axonn_tune.program.whole import Matrix, Work, _packed, gemms, work_of
-from axonn_tune.specs.catalog import load_model
+from axonn_tune.program.whole import Matrix, Work, _packed, gemms, matrices_of, work_of
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
 from axonn_tune.units import GIB, show_seconds
 from axonn_tune.vocabulary import OPTIMIZERS
@@ -138,6 +139,18 @@ def test_a_step_has_the_flops_and_states_of_all_its_matrices() -> None:
     each = sum(5 * (4 * min(one) ** 2 * max(one) + 2 * min(one) ** 3) for one in matrices)
     assert flops["muon"] - flops["adamw"] == 4 * each
     assert held["adamw"] - held["muon"] == pytest.approx(4 * 4 * sum(m * n for m, n in matrices))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_matrices_are_all_of_a_model(apart: bool) -> None:
+    """Guards every shipped model: matrices of a block have the elements that are counted as its parameters."""
+    for name in available("model"):
+        model = load_model(name).document
+        every = matrices_of(model, sequence_parallel=False, apart_gate=apart)
+        for one, several in zip(counted(model), every, strict=True):
+            plain, routed = (sum(each.elements for each in several if each.routed == own) for own in (False, True))
+            assert plain == pytest.approx(one.split + one.over_x + one.over_y), name
+            assert routed == one.each, name
 
 
 def test_a_search_prices_whole_matrices_as_a_layout_alone() -> None:
