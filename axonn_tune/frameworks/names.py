@@ -33,7 +33,7 @@ ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.
 OPTIMIZER = "optimizer"
 """Field of the table `unpriced` whose arguments name one."""
 
-FULL_TRAINING = "axonn-tune prices full training, of all weights in 16 or 32 bits by Adam"
+FULL_TRAINING = "axonn-tune prices full training, of all weights in 16 or 32 bits"
 
 
 def unpriced(written: str) -> Key | None:

@@ -501,7 +501,7 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.sh", f"{CORE}--bf16 --lora-rank 16", f"r.sh:1: --lora-rank 16: {PEFT}"),
         ("r.sh", f"{CORE}--bf16 --lora-target-modules wq wv --seed 1", f"--lora-target-modules wq wv: {PEFT}"),
         ("r.sh", f"{CORE}--bf16 --lora-rank 16", "without --lora-rank the file is priced as that"),
-        ("r.sh", f"{CORE}--bf16 --optimizer soap", "--optimizer soap: is not priced: known are adam"),
+        ("r.sh", f"{CORE}--bf16 --optimizer soap", "--optimizer soap: is not priced: known are AdamW"),
         ("r.sh", f"{CORE}--bf16 --freeze-all-layers", "frozen weights are not priced"),
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"}}', "optimizer.type Lamb: is not"),
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}', ""),
