@@ -59,6 +59,7 @@ _STEP = StepOptions(
     vocabulary_multiple=128,
     muon_form="gram",
     muon_apart_gate=True,
+    muon_cut=True,
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 

@@ -214,6 +214,7 @@ class OptimizerOptions:
     shard, with sums of Gram matrices; on its shard as if that were all; or one rank in turn takes a whole matrix.
     muon_num_ns_steps: iterations. muon_form: each with the matrix, or on its Gram matrix with one restart.
     muon_batched: matrices of one shape in one launch. muon_apart_gate: gate and up projections are two matrices.
+    muon_cut: states are split by elements, so that all ranks with a part of a matrix iterate on it.
     """
 
     optimizer: str = _words(*OPTIMIZERS, default="adamw")
@@ -222,6 +223,7 @@ class OptimizerOptions:
     muon_form: str = _words(*_FORMS, default="standard")
     muon_batched: bool = False
     muon_apart_gate: bool = False
+    muon_cut: bool = False
 
 
 @dataclass(frozen=True)

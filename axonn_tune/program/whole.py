@@ -159,7 +159,7 @@ def work_of(
     """
     if not counts:
         return (), 0.0
-    updated = _packed(counts, replicas)
+    updated = (_touched if options.muon_cut else _packed)(counts, replicas)
     owned = _packed(counts, replicas * x * z) if options.muon_tp_mode == "layer_sharded" else updated
     cost = np.array([matrix.cost for matrix, _ in counts])
     most, first = (found[:, np.argmax(cost @ found)] for found in (updated, owned))
@@ -168,6 +168,8 @@ def work_of(
         for (matrix, _), own, states in zip(counts, first, most, strict=True)
     ]
     local = np.array([matrix.elements / (z * (x if matrix.cut else 1)) for matrix, _ in counts])
+    if options.muon_cut:
+        return tuple(found), float(local @ [count for _, count in counts]) / replicas
     return tuple(found), float((local @ updated).max())
 
 
@@ -213,6 +215,19 @@ def _packed(counts: Counted, ranks: int) -> NDArray[np.int64]:
         found[kind] = np.bincount(chosen, minlength=ranks)
         loads = loads + matrix.cost * found[kind]
     return found
+
+
+def _touched(counts: Counted, ranks: int) -> NDArray[np.int64]:
+    """The same where each rank has as many elements of all, one matrix after the other, and iterates on each matrix of
+    which it has a part; layers are in their order, so that kinds take turns."""
+    kinds = np.repeat(np.arange(len(counts)), [count for _, count in counts])
+    turns = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for _, count in counts])
+    kinds = kinds[np.argsort(turns, kind="stable")]
+    ends = np.cumsum(np.array([matrix.elements for matrix, _ in counts])[kinds])
+    edges = np.linspace(0.0, ends[-1] if len(ends) else 0.0, ranks + 1)
+    first, last = np.searchsorted(ends, edges[:-1], side="right"), np.searchsorted(ends, edges[1:], side="left")
+    ranges = (kinds[start : stop + 1] for start, stop in zip(first, last, strict=True))
+    return np.stack([np.bincount(own, minlength=len(counts)) for own in ranges], axis=1)
 
 
 def whole_values(

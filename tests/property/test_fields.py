@@ -729,7 +729,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
     "sparse": (Probe("glm-5", axes={"data": 16, "expert": 16}),),
     "optimizer": (
         Probe(axes={"x": 4, "data": 4}, step={"optimizer": "muon"}),
-        Probe("5b", "deepspeed", axes={"data": 4}, seq=2048, step={"optimizer": "muon"}),
+        Probe("5b", "deepspeed", axes={"data": 16}, seq=2048, step={"optimizer": "muon"}),
     ),
     "stages": (PROBES["stages"], Probe("5b", "deepspeed", axes={"data": 2, "pipeline": 4}, seq=2048)),
     "formats": (
@@ -788,7 +788,7 @@ OF_STEPS = {
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "
     "delayed_weight_gradients shared_expert_overlap balancing_loss expert_kernels natural_imbalance "
     "paged_stash",
-    "optimizer": "optimizer muon_tp_mode muon_num_ns_steps muon_form muon_batched muon_apart_gate",
+    "optimizer": "optimizer muon_tp_mode muon_num_ns_steps muon_form muon_batched muon_apart_gate muon_cut",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
     "narrow_head narrow_activation cudnn_norms "

@@ -22,7 +22,7 @@ from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.memory import persistent_items
 from axonn_tune.program.step import build_step
 from axonn_tune.program.update import update_of
-from axonn_tune.program.whole import Matrix, Work, _packed, gemms, matrices_of, work_of
+from axonn_tune.program.whole import Matrix, Work, _packed, _touched, gemms, matrices_of, work_of
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
 from axonn_tune.units import GIB, show_seconds
@@ -118,6 +118,16 @@ def test_owners_are_packed_longest_first() -> None:
         assert own == pytest.approx(sorted(loads))
         least = max(sum(loads) / ranks, *(one.cost * (count > 0) for one, count in counted))
         assert own[-1] <= 4 / 3 * least * (1 + 1e-12) or own[-1] <= least + max(one.cost for one, n in counted if n)
+
+
+def test_partitions_by_elements_touch_matrices_that_they_cut() -> None:
+    """Guards DeepSpeed's ranks: three quarters of four equal matrices cut two of them, and a whole each cuts none."""
+    counted = ((SQUARE, 4),)
+    assert _touched(counted, 4).tolist() == [[1, 1, 1, 1]]
+    assert _touched(counted, 3).tolist() == [[2, 2, 2]]
+    assert _touched(counted, 8).tolist() == [[1] * 8]
+    (work,), states = work_of(counted, OptimizerOptions(muon_cut=True), x=1, z=1, replicas=3)
+    assert (work.owned, states) == (2.0, 4 * 1024**2 / 3)
 
 
 def test_a_step_has_the_flops_and_states_of_all_its_matrices() -> None:
