@@ -239,7 +239,7 @@ class Request:
     lengths: str | Sequence[int] | None = _option(
         _WORKLOAD,
         "Lengths of the sequences of a data set, which --seq cuts: squad, tulu, their mean and 90th percentile "
-        "(180:420), or a file of lengths, one a line or a JSON list. Default: all have --seq tokens.",
+        "(180:400), or a file of lengths, one a line or a JSON list. Default: all have --seq tokens.",
         "text",
         shown="DATA",
         beside=True,
