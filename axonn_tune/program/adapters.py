@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, LayerInputs, Linear, X
 from axonn_tune.program.operations import Array, Collective, Kernel, MatMul, Operation, Phase, Size, as_size
 from axonn_tune.specs.machine import CollectiveKind
@@ -143,22 +142,11 @@ class Adapter:
         if self.column and not given.options.sequence_parallel:
             yield from self._sent("all_reduce", "backward", tokens * k, given)
         yield Kernel("backward", layer, 3.0 * given.element * tokens * k, PARTS)
-        if given.options.gather_unit == "weight":
-            yield from layers.reduce_weight_gradient(layer, self.down, given)
-            yield from layers.reduce_weight_gradient(layer, self.up, given)
 
     def input_gradient(self, given: LayerInputs) -> Array:
         """What of the input's gradient comes of it, until it is added."""
         size = given.element * PARTS * self._tokens(given) * self.linear.k
         return Array(f"{self.layer} input gradient", "backward temporaries", size)
-
-    def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
-        """Gathers of both matrices, where weights are gathered one by one."""
-        if given.options.gather_unit == "block":
-            return []
-        share = given.gathered_share(phase)
-        gathers = (layers.gather_weight(self.layer, one, given, phase=phase, calls=share) for one in self.elements)
-        return [step for several in gathers for step in several]
 
 
 def adapters_of(linear: Linear, given: LayerInputs, rows: tuple[Size, Size] | None = None) -> tuple[Adapter, ...]:
@@ -181,7 +169,8 @@ def part_widths(linear: Linear, given: LayerInputs) -> dict[str, Size]:
     if linear.layer == "attention.qkv":
         keys = as_size(float(own.kv_heads * own.head_dim)) / X
         values = as_size(float(own.kv_heads * own.value_dim)) / X
-        queries = as_size(float(own.query_width + own.gate_width)) / X
+        # Heads are a symbol in a program of one layer type; only types with gates have their own.
+        queries = (as_size(float(own.query_width + own.gate_width)) if own.output_gate else given.Q) / X
         found |= {"q": queries, "k": keys, **({} if own.values_are_keys else {"v": values})}
     elif linear.layer.endswith("fc1"):
         found |= {name: linear.n / float(own.ups) for name in ("up", "gate")[: own.ups]}

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from axonn_tune.program import layers
-from axonn_tune.program.inputs import WHOLE_BLOCK, LayerInputs, Linear
+from axonn_tune.program.inputs import ADAPTER, WHOLE_BLOCK, LayerInputs, Linear
 from axonn_tune.program.nodes import (
     Add,
     Behind,
@@ -94,6 +94,11 @@ class BlockNodes:
         return frozenset(node for node, several in readers if not any(one.needs_input for one in several))
 
     @cached_property
+    def adapted(self) -> bool:
+        """Whether a node has adapters."""
+        return any(node.adapters for node in self.forward)
+
+    @cached_property
     def trains_matrices(self) -> bool:
         """Whether a matrix trains beside those of routed experts."""
         return bool(self.trained_matrices)
@@ -154,11 +159,17 @@ def block_nodes(given: LayerInputs) -> BlockNodes:
     return BlockNodes(given, tuple(forward), tuple(reversed(back)), reads, aside)
 
 
-def gather_block(given: LayerInputs, phase: Phase) -> list[Operation]:
-    """Gather of all weights of a block at once, where they are."""
+def gather_block(nodes: BlockNodes, phase: Phase) -> list[Operation]:
+    """Gather of all weights of a block at once, where they are; otherwise of its adapters.
+
+    ZeRO-3 keeps parameters below `stage3_param_persistence_threshold` on each rank, and gathers others up to its
+    prefetch bucket in one call, as it reduces gradients: a block's adapters are far below both buckets
+    (deepspeedai/DeepSpeed@edaa7221, runtime/zero/partitioned_param_coordinator.py, stage3.py).
+    """
+    given, calls = nodes.given, nodes.given.gathered_share(phase)
     if given.options.gather_unit == "weight":
-        return []
-    calls = given.gathered_share(phase)
+        adapters = layers.gather_weight(ADAPTER, given.trained_block, given, phase=phase, calls=calls)
+        return adapters if nodes.adapted else []
     gathers = layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
     return [*gathers, *experts.gather_experts(given, phase=phase, unit="block")]
 
@@ -171,7 +182,7 @@ def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operatio
     """
     given = nodes.given
     whole = phase == "forward" or given.options.recompute_whole_block
-    yield from gather_block(given, phase)
+    yield from gather_block(nodes, phase)
     added: Add | None = None
 
     def steps(node: Node) -> Iterator[Operation]:
@@ -240,7 +251,7 @@ def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
     if recompute == "full":
         yield from forward(nodes, phase="recompute")
     if after.gathers:
-        yield from gather_block(given, "backward")
+        yield from gather_block(nodes, "backward")
     if recompute == "selective" and given.options.selective_at_once:
         for node in nodes.forward:
             yield from after.repeated(node)
@@ -250,6 +261,8 @@ def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
             whole = len(nodes.trained) == len(nodes.forward)
             yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block if whole else given.trained_block, given)
         yield from experts.reduce_experts(given, nodes.trained, unit="block")
+    elif nodes.adapted:
+        yield from layers.reduce_weight_gradient(ADAPTER, given.trained_block, given)
 
 
 class Group(NamedTuple):

@@ -69,7 +69,7 @@ WHOLE_BLOCK = "block"
 
 _TABLES = ("embedding", "head", "position", COPY)
 ADAPTER = "lora"
-"""How names of layers end that are adapters."""
+"""How names of layers end that are adapters; alone, all of a block."""
 EXPERTS = "experts"
 """Layer of those that take all routed experts of a block."""
 

@@ -307,9 +307,8 @@ class Gemm(Node):
         return self.trains or self.operand is not None or any(one.shares_input for one in self.adapters)
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
-        """Gathers of its weight and of those of its adapters."""
-        others = (step for one in self.adapters for step in one.gather(given, phase))
-        return [*gathered(self.linear, given, phase), *others]
+        """Gather of its weight."""
+        return gathered(self.linear, given, phase)
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Its operand, the GEMM and the reduction of the output."""

@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.context import CORE
-from axonn_tune.program.inputs import EXPERTS, PARTS, WHOLE_BLOCK
+from axonn_tune.program.inputs import ADAPTER, EXPERTS, PARTS, WHOLE_BLOCK
 from axonn_tune.program.operations import (
     ONCE,
     Collective,
@@ -65,7 +65,7 @@ class Emitted(NamedTuple):
 
 Gather: TypeAlias = tuple[tuple[Kernel, Collective], ...]
 """One link of the gather chain: the kernel that prepares it, and the collective; those of a whole block and of its
-experts are one."""
+experts are one, and those of a block's adapters and of the weight behind them."""
 
 
 class Following(NamedTuple):
@@ -345,7 +345,9 @@ def _gathers(operations: Iterable[Operation | Emitted]) -> list[Gather]:
             prepare = step
         elif isinstance(step, Collective) and step.role == "weight":
             assert prepare is not None, "every weight gather follows the kernel that prepares it"
-            if step.layer.endswith(EXPERTS) and chain and chain[-1][-1][1].layer.endswith(WHOLE_BLOCK):
+            before = chain[-1][-1][1].layer if chain and len(chain[-1]) < len(_GATHER_HANDLES) else ""
+            with_block = step.layer.endswith(EXPERTS) and before.endswith(WHOLE_BLOCK)
+            if with_block or (before.endswith(ADAPTER) and not step.layer.endswith(ADAPTER)):
                 chain[-1] = (*chain[-1], (prepare, step))
             else:
                 chain.append(((prepare, step),))
@@ -527,6 +529,7 @@ class _Emitter:
         self.pending = pending if self.deferred else None
         self.bucket = bucket
         self.experts: tuple[Collective, ...] = ()
+        self.linked = 0
         self.output: list[Emitted] = []
         self.owed_input_gradient: str | None = None
         self.owed: list[str] = []
@@ -569,8 +572,10 @@ class _Emitter:
             following = [Emitted(ISSUE, one, "experts gather") for one in self.experts if one.phase == step.phase]
             self.output += [Emitted(WAIT, slot="experts gather"), *following]
         elif step.role == "weight":
-            # Those of experts beside a whole block are in its link.
-            if not (step.layer.endswith(EXPERTS) and self.options.gather_unit == "block"):
+            # Others of a link come with its first.
+            if self.linked:
+                self.linked -= 1
+            else:
                 self._gather()
         elif step.role == "input_gradient" and "input_gradient" in self.overlaps:
             self.output.append(Emitted(ISSUE, step, "input_gradient"))
@@ -623,6 +628,7 @@ class _Emitter:
         here, following = self.chain[0], self.chain[1]
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"
+        self.linked = len(here) - 1
         prefetched = _prefetched(here, self.overlaps, self.options)
         for (prepare, step), slot in zip(here, _GATHER_HANDLES, strict=False):
             self.output += [Emitted(WAIT, slot=slot)] if prefetched else [Emitted(RUN, prepare), Emitted(SYNC, step)]

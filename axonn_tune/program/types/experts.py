@@ -215,10 +215,9 @@ class Grouped(Node):
         return self.trains or any(one.shares_input for one in self.adapters)
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
-        """Gather of the experts, and of their adapters."""
+        """Gather of the experts."""
         first = (phase == "backward") == (self.gathers == "backward")
-        others = [step for one in self.adapters for step in one.gather(given, phase)]
-        return [*(gather_experts(given, phase=phase, unit="weight") if first else []), *others]
+        return gather_experts(given, phase=phase, unit="weight") if first else []
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """The GEMM; behind the first the sum over y."""

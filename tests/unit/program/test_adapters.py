@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.cost.pricer import _SYMBOLIC_MODEL
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.count import adapter_parameters
@@ -144,6 +145,32 @@ def test_sharded_adapters() -> None:
     assert not [key for key in found.sent if key[3].endswith("lora")]
     quantized = Priced("fsdp", Grid(z=8), mode="qlora", targets=("all-linear",))
     assert quantized.held["frozen weights"] == int(BASE * (0.5 + 1 / 64 + 4 / 16384) / 8) + 4 * TABLE // 8 + 2 * H
+
+
+def test_adapters_of_a_block_are_gathered_at_once() -> None:
+    """Guards ZeRO-3: a block's adapters, far below its buckets, are one gather in each pass and one reduction."""
+    found = Priced("deepspeed", Grid(z=8), targets=("all-linear",))
+    each = LAYERS * 16 * (3 * H + N + 2 * H + 2 * H + 2 * F + F + H)
+    sent = {key[:1] + key[2:]: size for key, size in found.sent.items() if key[3].endswith("lora")}
+    assert sent == {
+        ("all_gather", "forward", "lora"): 2 * each * 8,
+        ("all_gather", "backward", "lora"): 2 * each * 8,
+        ("reduce_scatter", "backward", "lora"): 2 * each * 8,
+    }
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("all-linear",)])
+def test_programs_hold_for_models_of_other_sizes(targets: tuple[str, ...]) -> None:
+    """Guards widths of adapters as symbols: a program without a model's sizes has the same GEMMs."""
+    found, model = Counter[tuple[str, float]](), load_model("llama3-8b").document
+    tuned = model.tuned(tuning("lora", "peft", rank=8, targets=targets, dtype=None))
+    workload, own = Workload(global_batch=8, sequence_length=4096), find_framework("fsdp")
+    values = symbol_values(tuned, workload, Grid(z=8), micro_batch=1, options=own.step)
+    for sign, one in ((1, tuned), (-1, tuned.model_copy(update=_SYMBOLIC_MODEL))):
+        program = build_step(one, workload, recompute="full", options=own.step)
+        for step in (step for part in program.sections() for step in part.operations if isinstance(step, MatMul)):
+            found[step.layer, step.flops.evaluate(values | {"kept": 0.0})] += sign
+    assert not any(found.values())
 
 
 def test_stages_of_adapters() -> None:
