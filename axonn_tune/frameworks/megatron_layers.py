@@ -86,6 +86,8 @@ def values(run: Run) -> dict[str, Value]:
         **_mlp(run, layers),
         **(_hybrid(run, layers) if is_hybrid(run) else {}),
         "mtp_num_layers": run.model.mtp_layers or None,
+        # An option of every step, and an argument of layers with an indexer alone.
+        "dsa_kernel_backend": run.step.sparse_kernels if any(layer.indexer for layer in layers) else None,
     }
 
 
@@ -164,7 +166,6 @@ def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
         "dsa_indexer_skip_topk_offset": offset or None,
         "dsa_indexer_loss_coeff": 1e-3,
         "dsa_indexer_use_sparse_loss": True,
-        "dsa_kernel_backend": run.step.sparse_kernels,
     }
 
 
