@@ -27,6 +27,7 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.statements import FIELDS
 from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.learning.adapters import Adapters
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
@@ -94,8 +95,9 @@ PARTS = {
     **{"experts": Experts.model_fields, "latent": LatentAttention.model_fields, "mamba": Mamba.model_fields},
     "indexer": Indexer.model_fields,
     "gdn": GatedDeltaNet.model_fields,
+    "tuning": [*(one.name for one in fields(Adapters)), "adapts", "linear", "dora"],
 }
-"""Options of a step and sizes of layers, which rows state by their names."""
+"""Options of a step, sizes of layers and what of adapters is read, which rows state by their names."""
 
 
 @pytest.mark.parametrize("name", all_tables())
