@@ -114,7 +114,7 @@ def test_neither_tensor_nor_context_parallelism_splits_it(axis: str, name: str) 
     """Guards refusals by name."""
     grid = Grid(**{axis: 2}, expert=8, data=8, order=ORDER)
     workload, model = Workload(global_batch=64, sequence_length=LENGTH), load_model("deepseek-v4-flash").document
-    said = broken_constraints(grid, model, workload, MEGATRON, micro_batch=1)
+    said = broken_constraints(grid, model, workload, MEGATRON.training(model), micro_batch=1)
     assert f"compressed attention is not split by {name}" in said
 
 

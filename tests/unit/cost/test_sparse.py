@@ -109,8 +109,8 @@ def test_context_parallelism_gathers_the_latent_and_index_keys() -> None:
     ]
     assert sent == [("attention.indexer", 2 * LENGTH * 128), ("attention.core", 2 * LENGTH * 576)]
     model, ring = load_model("glm-5").document, find_framework("megatron-core").with_step(context_exchange="ring")
-    grid = Grid(context=2, expert=8, data=8, order=ORDER)
-    said = broken_constraints(grid, model, Workload(global_batch=64, sequence_length=LENGTH), ring, micro_batch=1)
+    grid, workload = Grid(context=2, expert=8, data=8, order=ORDER), Workload(global_batch=64, sequence_length=LENGTH)
+    said = broken_constraints(grid, model, workload, ring.training(model), micro_batch=1)
     assert any("sparse attention gathers all keys" in one for one in said)
 
 
