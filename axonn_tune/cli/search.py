@@ -232,7 +232,7 @@ def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tu
         words = f"Warning: what was written trains another network than {model.name}, which has {'; '.join(otherwise)}."
         click.echo(words, err=True)
     beside = "what it reads" if found.inputs.problem.framework.software else "the script that starts it"
-    written = [f"#{pick} as {path}", *(f"{beside} as {path}" for path in others)]
+    written = [f"#{pick} as {path}", *([f"{beside} as {' and '.join(map(str, others))}"] if others else [])]
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
         if emit and not found.inputs.problem.framework.software:

@@ -85,7 +85,8 @@ def benchmark_remark(ranked: Priced) -> str:
     count, logged = framework.logged, ""
     if count:
         log = "the" if count.log == framework.title else f"{count.log}'s"
-        logged = f'; TFLOP/s is "{count.label}" in {log} log'
+        whole = ", which counts all weights as if they trained" if ranked.problem.workload.tuning else ""
+        logged = f'; TFLOP/s is "{count.label}" in {log} log{whole}'
     if ranked.ties < 2:
         others = " (others are slower by more than model error)" if len(ranked) > 1 else ""
         return f"Run #1{others}{logged}."

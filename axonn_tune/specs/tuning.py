@@ -31,7 +31,7 @@ BASE_BYTES: dict[Base, float] = {
 """Bytes of an element of a linear layer's weight that does not train."""
 REST = "*"
 """Among targets: all linear layers of blocks that are not named."""
-TITLES: dict[str, str] = {"lora": "LoRA", "qlora": "QLoRA", "dora": "DoRA", "head": "the LM head alone"}
+TITLES: dict[str, str] = {"lora": "LoRA", "qlora": "QLoRA", "dora": "DoRA", "head": "LM head"}
 
 
 class Tuning(Document):
