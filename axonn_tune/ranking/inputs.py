@@ -18,6 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
+from axonn_tune.program.count import adapted
 from axonn_tune.program.dimensions import shared_start
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
@@ -131,6 +132,7 @@ def check(problem: Problem) -> None:
     _check_layout(problem)
     _check_formats(problem)
     _check_optimizer(problem)
+    _check_tuning(problem)
     check_lengths(problem)
     check_expert_overlap(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
@@ -221,6 +223,17 @@ def _check_optimizer(problem: Problem) -> None:
     ):
         if refused:
             raise UsageError(f"{asked}: {why}")
+
+
+def _check_tuning(problem: Problem) -> None:
+    """Refuse adapters of layers of which the model has none."""
+    tuning, model, tuner = problem.workload.tuning, problem.model, problem.framework.tuner
+    if tuning is None or not tuning.adapts or not tuner or adapted(model):
+        return
+    tool = tools()[tuner]
+    targets = {name: tuning.model_copy(update={"targets": layers}) for name, layers in tool.names.items()}
+    having = ", ".join(name for name, one in targets.items() if adapted(model.tuned(one)))
+    raise UsageError(f"--lora-targets {','.join(tool.named(tuning))}: {model.name} has no such layer; it has {having}")
 
 
 def unpriced_experts(framework: Framework, model: Model) -> str:
@@ -457,14 +470,16 @@ def _tuning(framework: Framework, request: Request) -> Tuning | None:
     """What trains, if that is not all; UsageError where the framework trains models whole alone."""
     mode, options = request.tune, {name: getattr(request, name) for name in ("lora_rank", "lora_targets", "lora_dtype")}
     if given := [name for name, value in options.items() if value and mode not in ("lora", "qlora", "dora")]:
-        raise UsageError(
-            f"{flag(given[0])} {options[given[0]]}: is of adapters, which --tune lora, qlora or dora trains"
-        )
+        value = options[given[0]]
+        said = ",".join(value) if isinstance(value, tuple) else value
+        raise UsageError(f"{flag(given[0])} {said} needs --tune lora, qlora or dora")
     if mode in (None, "full"):
         return None
-    if not framework.tuner:
-        others = ", ".join(name for name, one in registry().items() if one.tuner)
-        raise UsageError(f"--tune {mode}: {framework.title} trains models whole; frameworks with adapters: {others}")
+    having = tools()[framework.tuner].modes if framework.tuner else ()
+    if mode not in having:
+        others = ", ".join(name for name, one in registry().items() if one.tuner and mode in tools()[one.tuner].modes)
+        own = f"has {', '.join(('full', *having))}" if having else "trains models whole"
+        raise UsageError(f"--tune {mode}: {framework.title} {own}; frameworks with {mode}: {others}")
     rank, targets, dtype = options.values()
     return tuning(mode, framework.tuner, rank=rank, targets=targets, dtype=dtype)
 
