@@ -18,6 +18,7 @@ from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
@@ -268,6 +269,9 @@ def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
             why = "experts are not priced for it" if unpriced_experts(asked.framework, asked.model) else ""
             why = why or untuned(asked.framework, asked.workload.tuning)
             why = why or unbatched(asked.framework, asked.workload.lengths)
+            optimizer = problem.framework.step.optimizer
+            if asked.framework.step.optimizer != optimizer:
+                why = why or f"has no {optimizers()[optimizer].title}"
         measured = problem.gpus == 1 or bool(asked.framework.measured_on)
         if why:
             contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why, measured=measured))
@@ -323,6 +327,9 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
     own = framework.name == problem.framework.name
     framework = problem.framework if own else framework
     request = problem.request if own else problem.request.without_pins("recompute", "micro_batch")
+    optimizer = problem.framework.step.optimizer
+    if optimizer in framework.optimizers and optimizer != framework.step.optimizer:
+        framework = framework.optimizing(optimizer)
     if problem.request.imbalance is not None:
         framework = framework.with_step(imbalance=problem.request.imbalance)
     if problem.request.same_kernels:

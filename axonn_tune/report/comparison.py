@@ -55,6 +55,7 @@ from axonn_tune.report.ranking import (
     document_head,
     layout_words,
     machine_words,
+    optimizer_words,
     training_fields,
 )
 from axonn_tune.units import TERA, show_seconds
@@ -147,7 +148,8 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False) -> tuple[Ta
     workload, auto = problem.workload, problem.request.precision == "auto"
     formats = "the number format of each" if auto else workload.precision
     title = (
-        f"{problem.title} on {problem.gpus:,} × {machine}, {workload.batch_words} in {formats}: "
+        f"{problem.title} on {problem.gpus:,} × {machine}, {workload.batch_words} in {formats}"
+        f"{optimizer_words(problem.framework)}: "
         f"strategies at their best{kernels}; baseline: "
         f"{base.name if base else NOTHING}."
     )

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from axonn_tune.cost.collectives import route
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.grid import EXPERT_AXES
-from axonn_tune.program.count import adapted, adapter_parameters, parameters
+from axonn_tune.job import Job
+from axonn_tune.program.count import adapter_parameters, parameters
 from axonn_tune.program.memory import room_of
 from axonn_tune.recompute import MODULES
 from axonn_tune.report.output import Column, Json, fields_of, words
-from axonn_tune.report.ranking import entry_fields, training_words
+from axonn_tune.report.ranking import entry_fields, optimizer_words, training_words
 from axonn_tune.report.remarks import expert_overlap_words, format_words, logged_words
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import REST, tools
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
 
@@ -63,6 +64,7 @@ def step_words(priced: Detail) -> list[str]:
 _FACTS = (
     ("trains", "trains", "{trains}"),
     ("batch", "shares", "{sequences}: {own} for each of {shares} of GPUs, in {micro_batches} of {micro_batch}"),
+    ("optimizer", "optimizer", "{optimizer}"),
     ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
     ("computation", "compute", "{compute} of the step"),
     ("overlap slowdown", "contended", "{contended}, within computation: {factor}"),
@@ -109,7 +111,10 @@ _REPEATED = {
 """Layers and modules that a recompute set repeats, in words."""
 
 
-_SHORT = ("trains", "step", "longest wait", "recompute", "throughput", "framework's log", "log counts", "training")
+_SHORT = (
+    *("trains", "optimizer", "step", "longest wait", "recompute", "throughput"),
+    *("framework's log", "log counts", "training"),
+)
 """Facts that are told first."""
 
 
@@ -130,9 +135,10 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
     each = " of each chunk" if priced.chunks > 1 else " of each stage" if grid.pipeline > 1 else ""
     fields = {
         "sequences": workload.batch_words,
-        "trains": tuning_words(job.model),
+        "trains": tuning_words(job),
+        "optimizer": optimizer_words(job.framework).removeprefix(", optimizer "),
         "shares": counted(grid.batch_shares, "group"),
-        "own": counted(workload.global_batch // grid.batch_shares, "sequence"),
+        "own": counted(workload.global_batch // grid.batch_shares, workload.batch_unit),
         "micro_batches": counted(priced.accumulation, "micro-batch"),
         "micro_batch": f"{priced.micro_batch:,}",
         "step": show_seconds(step_s),
@@ -171,7 +177,8 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         "limit": show_bytes(priced.memory_limit_bytes),
     }
     told = [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
-    return [(name, said) for name, said in told if not short or name in _SHORT]
+    first = (*_SHORT, *(["batch"] if workload.lengths is not None else []))
+    return [(name, said) for name, said in told if not short or name in first]
 
 
 def pads_words(priced: PricedLayout) -> str:
@@ -183,14 +190,19 @@ def pads_words(priced: PricedLayout) -> str:
     return f"{share:.1%} of tokens, which throughput and MFU leave out: {batched / gpus:,.0f} tokens/s per GPU with it"
 
 
-def tuning_words(model: Model) -> str:
-    """How much of a model trains, where that is not all."""
+def tuning_words(job: Job) -> str:
+    """How much of a model trains, where that is not all, by the names of the framework's tool."""
+    model = job.model
     if (tuning := model.tuning) is None:
         return ""
     trained = adapter_parameters(model) if tuning.adapts else model.vocab * model.hidden
     base = "" if tuning.base == "bf16" else f", base in {tuning.base}"
     left = parameters(model.tuned(None)) - (0 if tuning.adapts else trained)
-    what = f"adapters of {', '.join(adapted(model))}" if tuning.adapts else "the LM head"
+    what = "the LM head"
+    if tuning.adapts:
+        tool = tools()[job.framework.tuner]
+        named = ("all linear layers" if REST in tool.names[name] else name for name in tool.named(tuning))
+        what = f"adapters of {', '.join(named)}"
     return f"{trained / 1e6:,.1f} M parameters beside {left / 1e9:,.1f} B that do not{base}: {what}"
 
 

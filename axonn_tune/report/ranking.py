@@ -16,6 +16,7 @@ from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import step_changes
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
 from axonn_tune.program.memory import memory_limit_bytes, room_of
@@ -399,6 +400,12 @@ def with_framework(framework: Framework) -> str:
     return f" with {framework.title}" if framework.software else ""
 
 
+def optimizer_words(framework: Framework) -> str:
+    """`, optimizer Muon`; nothing for AdamW."""
+    name = framework.step.optimizer
+    return "" if name == ADAMW else f", optimizer {optimizers()[name].title}"
+
+
 def _plain(value: object) -> str:
     return NOTHING if value is None else str(value)
 
@@ -672,7 +679,8 @@ def priced_remark(ranked: Priced) -> str:
     said = (
         f"{problem.title} on {problem.gpus:,} × {machine_words(problem)}"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
-        f"{workload.batch_words} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
+        f"{workload.batch_words} in {formats}{optimizer_words(problem.framework)}{_overlap_words(problem)}; "
+        f"ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == ALPHA_BETA:
         return f"{said}."

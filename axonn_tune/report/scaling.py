@@ -27,6 +27,7 @@ from axonn_tune.report.ranking import (
     entry_fields,
     explained,
     machine_words,
+    optimizer_words,
     origin,
     shown_axes,
     shown_rows,
@@ -163,13 +164,13 @@ def _ranked(points: Sequence[Point]) -> str:
     workloads = [point.inputs.problem.workload for point in points]
     lengths = dict.fromkeys(f"{one.sequence_length:,}" for one in workloads)
     differing = workloads[0].lengths
-    names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
+    names = ", ".join(dict.fromkeys(point.inputs.problem.title for point in points))
     where = f"{machine_words(problem)}{with_framework(problem.framework)}"
     formats = ", ".join(problem.formats or (problem.workload.precision,))
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens"
-        f"{f' ({differing.words})' if differing else ''} in {formats}: the best of each point, ranked "
-        f"by {RANKED_BY[problem.rank_by]}{'' if problem.framework.measured_on else NOT_MEASURED}."
+        f"{f' ({differing.words})' if differing else ''} in {formats}{optimizer_words(problem.framework)}: the best of "
+        f"each point, ranked by {RANKED_BY[problem.rank_by]}{'' if problem.framework.measured_on else NOT_MEASURED}."
     )
 
 

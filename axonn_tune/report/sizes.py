@@ -15,6 +15,7 @@ from axonn_tune.report.ranking import (
     explained,
     machine_words,
     memory_columns,
+    optimizer_words,
     shown_axes,
     shown_rows,
     with_framework,
@@ -73,7 +74,7 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     formats = ", ".join(problem.formats or (workload.precision,))
     title = (
         f"{problem.title} on {machine_words(problem)}{with_framework(framework)}, {workload.batch_words} in "
-        f"{formats}: the fewest GPUs, in part of a node or whole nodes."
+        f"{formats}{optimizer_words(framework)}: the fewest GPUs, in part of a node or whole nodes."
     )
     table = Table(columns, shown, chosen, _FIELDS, [*_notes(found)], title=title)
     table = table if names else table.fitted(("tokens_per_s_per_gpu", "micro_batch", "mfu"))

@@ -80,13 +80,17 @@ class Workload(Document):
         return {key: value for key, value in write(self).items() if key not in absent}
 
     @property
+    def batch_unit(self) -> Literal["pack", "sequence"]:
+        """What the batch counts."""
+        return "pack" if self.lengths is not None and self.lengths.packing == "packed" else "sequence"
+
+    @property
     def batch_words(self) -> str:
         """`512 sequences of 8,192 tokens`, with what lengths they are cut from."""
         tokens = counted(self.sequence_length, "token")
         if self.lengths is None:
             return f"{counted(self.global_batch, 'sequence')} of {tokens}"
-        held = "pack" if self.lengths.packing == "packed" else "sequence"
-        return f"{counted(self.global_batch, held)} of up to {tokens} ({self.lengths.words})"
+        return f"{counted(self.global_batch, self.batch_unit)} of up to {tokens} ({self.lengths.words})"
 
     @property
     def format(self) -> NumberFormat | None:

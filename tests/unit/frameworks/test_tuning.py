@@ -11,6 +11,7 @@ import pytest
 from axonn_tune import explain, search
 from axonn_tune.errors import UsageError
 from axonn_tune.launch.commands import command_of
+from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.commands import run_words
 from axonn_tune.request import Request
@@ -23,17 +24,47 @@ def test_a_search_says_what_trains() -> None:
     """Guards titles, facts and the document: they name mode, rank and how much trains."""
     said = explain("llama3-70b", 8, framework="fsdp", **ASKED)
     assert str(said).startswith("LoRA r 16 of llama3-70b: ")
-    assert "32.8 M parameters beside 70.6 B that do not" in " ".join(str(said).split())
+    words = " ".join(str(said).split())
+    assert "32.8 M parameters beside 70.6 B that do not: adapters of q_proj, v_proj" in words
+
+
+def test_a_batch_and_an_optimizer_are_said() -> None:
+    """Guards explain, titles and the count of a log: they name packs, another optimizer than AdamW, and all weights."""
+    asked: dict[str, Any] = {"framework": "fsdp", **ASKED, "optimizer": "muon", "lengths": "squad"}
+    said = " ".join(str(explain("llama3-8b", 8, **asked)).split())
+    assert "(squad: mean 174, p90 268, packed): 4 packs for each of 8 groups" in said
+    assert "optimizer Muon" in said
+    shown = " ".join(str(search("llama3-8b", 8, top=1, **asked)).split())
+    assert "packed) in bf16, optimizer Muon; ranked by step time" in shown
+    assert "log, which counts all weights as if they trained" in shown
+
+
+def test_strategies_are_compared_with_one_optimizer() -> None:
+    """Guards compare: all frameworks that have the optimizer take it, the others stand without a step."""
+    asked = Request("llama3-8b", 8, framework="fsdp", machine="dgx-h100", batch=64, seq=4096, optimizer="muon")
+    found = compare(load_inputs(asked).problem)
+    names = {one.framework: one.prediction and one.prediction.job.framework.step.optimizer for one in found.contenders}
+    assert {name for name, optimizer in names.items() if optimizer} >= {"megatron-core", "torchtitan"}
+    assert {*names.values()} == {"muon", None}
+    assert {one.infeasible for one in found.contenders if one.framework == "axonn"} == {"has no Muon"}
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"framework": None}, "axonn-tune .4D. trains models whole; frameworks with adapters: megatron-core, .*fsdp"),
-        ({"framework": "axonn"}, "frameworks with adapters"),
-        ({"framework": "megatron-core", "tune": "qlora"}, "megatron-bridge has lora, dora, head; qlora is of peft"),
+        ({"framework": None}, "axonn-tune .4D. trains models whole; frameworks with lora: megatron-core, .*fsdp"),
+        ({"framework": "axonn"}, "frameworks with lora"),
+        (
+            {"framework": "megatron-core", "tune": "qlora"},
+            "has full, lora, dora, head; frameworks with qlora: fsdp",
+        ),
         ({"framework": "fsdp", "lora_targets": "q_prj"}, "did you mean 'q_proj'"),
-        ({"framework": "fsdp", "tune": None}, "--lora-rank 16: is of adapters"),
+        ({"framework": "fsdp", "tune": None}, "--lora-rank 16 needs --tune lora"),
+        ({"framework": "fsdp", "lora_targets": "in_proj"}, "llama3-8b has no such layer; it has all-linear, q_proj"),
+        (
+            {"framework": "fsdp", "lora_rank": None, "tune": "head", "lora_targets": "q_proj"},
+            "--lora-targets q_proj needs",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
