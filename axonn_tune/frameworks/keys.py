@@ -219,6 +219,10 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
+TRANSLATED = ("torchtune", "nemo_rl", "verl")
+"""Tables of tools whose arguments are read by the common names that they stand for; no other files have them."""
+TABLES |= {name: ((name,), ()) for name in TRANSLATED}
+
 _OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),

@@ -260,7 +260,7 @@ def _set_trainer(run: Run, stated: Arguments) -> Changes:
     if (
         run.framework.name == "fsdp"
         and "model_name_or_path" in stated
-        and not is_on(stated.get("sync_each_batch", NOTHING))
+        and not any(is_on(stated.get(name, NOTHING)) for name in names_of("trainer.sync"))
     ):
         sharded, replicas = run.size("z") > 1, run.size("z") * run.size("data")
         several = run.workload.global_batch > run.micro_batch * replicas

@@ -50,13 +50,16 @@ def refusals(
     launcher starts.
     """
     # What a framework's table prices, it judges by itself.
-    adapts = any(re.search(one["mark"], text, re.MULTILINE) for one in records("trainers")) or MEGATRON_SFT.search(text)
+    trainer = next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
+    adapts = trainer is not None or MEGATRON_SFT.search(text)
+    tables = tuple(trainer["tables"].split()) if trainer else ()
     named = [
         (name, stated, one)
         for name, stated in own.items()
         if (one := unpriced(name))
         and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
         and not (adapts and has_adapters(name, stated.value))
+        and not (tables and (key := find(name, tables)) and key.status == "harmless")
     ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.

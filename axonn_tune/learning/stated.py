@@ -21,12 +21,12 @@ from axonn_tune.frameworks.keys import (
     OFF,
     SHIPPED,
     SWITCH,
+    TRANSLATED,
     Arguments,
     Stated,
     defaults_of,
     find,
     in_full,
-    is_on,
     misspelt,
     named,
     names_of,
@@ -39,12 +39,14 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, is_choice, known_name, named_values
+from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import MEGATRON_SFT, model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, config_files, launched, named_model
+from axonn_tune.learning.translated import Translated, translated, translated_tool
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -163,9 +165,20 @@ def _priced(source: _Source, text: str = "") -> _Source:
     text: of its commands.
     """
     text += f"\n{source.text}"
-    if found := [*refusals(text, source.own, source.named, _gpus(source)[0])]:
+    # What its own table prices, it judges by itself.
+    own = {} if translated_tool(text) is not None else source.own
+    if found := [*refusals(text, own, source.named, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
+
+
+def _in_common_words(source: _Source) -> tuple[_Source, Translated | None]:
+    """The same with arguments under common names, if it is of a tool that has its own ones."""
+    if (found := translated(source.text, source.named)) is None:
+        return source, None
+    pairs = _of_pairs(source.path, found.pairs.items())
+    own = {name: one for name, one in source.own.items() if _plain(name) not in found.off}
+    return replace(source, arguments=pairs.arguments, named=pairs.named, own=own), found
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
@@ -183,7 +196,7 @@ _PROGRAM = re.compile(
 
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
-    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl)$")
+    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl|tune)$")
     started = [command for command in script.commands if any(program.search(word.value) for word in command)]
     # A variable's only word is no choice of a section: expandable_segments:True.
     given = (words for words in script.variables.values() if len(words) > 1 or not any(map(is_choice, words)))
@@ -253,12 +266,6 @@ _FLAVORS |= {flavor.lower(): name for name, (_, flavor, _) in MIXTURES.items()}
 _CONFIGS_OF = {config: flavor.lower() for _, flavor, config in MIXTURES.values() if config}
 _FAMILIES = {"", "llama3", *(module for module, _, _ in MIXTURES.values())}
 """torchtitan's flavors that ship as models, configs that have them, and the families whose they are."""
-
-_OF_GPT2 = 50_257
-_TOKENIZERS = "tokenizer(?!_type)|vocab_file|merge_file"
-"""Arguments that name a tokenizer; its class says nothing of its size."""
-_VOCABULARY = 128_256
-"""The vocabulary, Llama 3's, where no tokenizer of the table `tokenizers` is named."""
 
 
 def _software(source: _Source) -> tuple[str, int]:
@@ -367,16 +374,16 @@ def read_run(
 
     given: columns that it does not state. model, framework: used where it does not name them. needed: required columns.
     """
-    source = _read(Path(path))
-    name, line = (find_framework(framework).name, 1) if framework else _software(source)
+    source, common = _in_common_words(_read(Path(path)))
+    told = framework or (common.software if common else "")
+    name, line = (find_framework(told).name, 1) if told else _software(source)
     source = source.in_full(name)
     named = _named(source) if model is None else None
     document = named[0] if named else _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
-    stated, (gpus, of_node) = _known(source, facts, needed), _gpus(source)
-    if gpus is not None:
-        stated.setdefault("world_size", gpus)
+    gpus, of_node = _gpus(source)
+    stated = ({"world_size": gpus} if gpus else {}) | _known(source, facts, needed)
     more, said = completed(str(path), source.text, source.named | stated, given=facts.get("n_gpus"), node=of_node)
     stated |= _of_pairs(Path(path), more).arguments
     implied = _implied(source, name, stated, facts)
@@ -392,8 +399,8 @@ def read_run(
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
     idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
-    tables = _SWIFT if _is_swift(source) else name
-    ignored, unknown = _unpriced(source.without({*idle, MODEL}), tables, implied, facts)
+    tables = common.table if common else _SWIFT if _is_swift(source) else name
+    ignored, unknown = _unpriced(source.without({*idle, MODEL}), tables, {} if common else implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
     ignored += tuple(f"{one.path}: {one.message}" for one in beside_others("idle", name, every, written))
@@ -405,7 +412,7 @@ def read_run(
     flavor, of_titan = _flavor(source)
     if document is not None and of_titan is not None and document.name != _FLAVORS.get(flavor, document.name):
         said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
-    said += source.remarks
+    said += [*(common.said if common else ()), *source.remarks]
     run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
     settled = _settled(run, source, implied)
     _require(settled, source, needed)
@@ -486,7 +493,7 @@ def _unpriced(
             refused.append(Problem(written, why, stated.line, stated.file))
         elif key is None:
             # What another framework's table has may have been read all the same.
-            unknown += [] if known_name(name) else [written]
+            unknown += [] if known_name(name) and framework not in TRANSLATED else [written]
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line, stated.file))
         elif wanted and (key.status == "modelled" or key.range):
@@ -598,7 +605,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         # Their NullTokenizer adds a token.
         columns["vocab"] = replace(columns["vocab"], value=columns["vocab"].value + 1)
     said = [*_in_fp32(columns, run, implied), *said]
-    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns, run)):
+    for column, value, words in (*model_gaps(columns, source.named), *layout_gaps(columns, run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
     # Megatron-LM's method `uniform` repeats so many layers in one go.
@@ -606,7 +613,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     several = method == "uniform" and re.fullmatch(r"[2-9]|[1-9]\d{1,8}", groups)
     if several and columns.get("recompute", NOTHING).value == "full":
         said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
-    if run.given is None and (others := _other_parts(columns, source)):
+    if run.given is None and (others := other_parts(columns, source.named)):
         said.append(others)
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
@@ -624,70 +631,3 @@ def _in_fp32(columns: dict[str, Stated], run: CommandRun, implied: Mapping[str, 
         yield f"{filled[0]} is auto, which its trainer fills in: priced in BF16 (--precision)"
     elif stated.value == "fp32" and {*names} & implied.keys():
         yield "the run is in FP32: no BF16 or FP16 is stated; --precision bf16 prices the same run in BF16"
-
-
-def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
-    """Norm and positions that are not those of the family that the MLP makes it, "" where they are."""
-    gated = columns.get("gated_mlp", Stated(False, 0)).value
-    stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower().strip()
-    if not gated and re.search("rmsnorm|rope|alibi", stated):
-        return f"{stated} beside an MLP without gate are priced as LayerNorm and learned positions"
-    if gated and re.search("layernorm|learned|alibi", stated):
-        return f"{stated} beside a gated MLP are priced as RMSNorm and rotary positions"
-    return ""
-
-
-_Gap = tuple[str, Cell, str]
-"""A column, its value, and both in words."""
-
-
-def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
-    if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", NOTHING)):
-        yield "kv_heads", 1, "the number of query groups is not stated: 1, as Megatron-LM has it"
-    if "hidden" in columns and "ffn" not in columns:
-        hidden = columns["hidden"].value
-        gated = columns.get("gated_mlp", Stated(False, 0)).value
-        ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
-        share = "8/3" if gated else "4"
-        yield (
-            "ffn",
-            ffn,
-            f"the FFN's width is not stated: {ffn:,}, {share} of the hidden size (--set model.ffn=N)",
-        )
-    if "layers" in columns and "vocab" not in columns:
-        gated = columns.get("gated_mlp", Stated(False, 0)).value
-        told = [one.value for name, one in source.named.items() if re.search(_TOKENIZERS, name)]
-        # A file of merges is that of GPT-2's tokenizer, whatever it is called.
-        told += ["GPT-2, which has a merge file"] if "merge_file" in source.named and not gated else []
-        # The class of a tokenizer says its size where no other is named.
-        kind = f"type:{source.name('tokenizer_type')}"
-        told += [kind] if not told or not any(re.search(r"[a-z]", one.lower()) for one in told) else []
-        sizes = (
-            (int(one["vocabulary"]), one["whose"])
-            for name in told
-            for one in records("tokenizers")
-            # GPT-2's class reads any file of merges.
-            if re.search(one["mark"].lower(), name.lower()) and not (gated and int(one["vocabulary"]) == _OF_GPT2)
-        )
-        known = next(sizes, None)
-        vocab, whose = known or (_VOCABULARY, "Llama 3, since no known tokenizer is named")
-        yield "vocab", vocab, f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
-
-
-def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Gap]:
-    sizes = {name: stated.value for name, stated in columns.items() if isinstance(stated.value, int)}
-    if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
-        batch = sizes["mbs"] * sizes["dp"]
-        yield "gbs", batch, f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
-    every = re.match(r"full every (\d+)", columns.get("recompute", NOTHING).value)
-    if every and "layers" in sizes:
-        # torchtitan 0.2.2, distributed/activation_checkpoint.py, _apply_layer_sac.
-        each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
-        some = each // int(every[1])
-        words = f"one layer in {every[1]} is recomputed: priced as the first {some} of {each} of each chunk"
-        yield "recompute", f"full on {some}" if some else "none", words
-    stated = {name: one.value for name, one in run.columns.items()}
-    staged = stated.get("pp", 1) != 1 and stated.get("precision") == "bf16"
-    if run.software == "deepspeed" and staged and stated.get("zero_stage", "0") == "0":
-        # deepspeed 0.19.8, runtime/engine.py.
-        yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"

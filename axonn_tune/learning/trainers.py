@@ -304,7 +304,8 @@ def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
     elif not packed and stated.get("stage", NOTHING).value != "pt":
         yield "samples are not packed: without --lengths each is priced with as many tokens as the longest may have"
     accumulated = stated.get("gradient_accumulation_steps", Stated("1", 0)).value
-    if sharded == "fsdp" and accumulated not in ("1", "auto"):
+    synced = any(is_on(stated.get(name, NOTHING)) for name in names_of("trainer.sync"))
+    if sharded == "fsdp" and accumulated not in ("1", "auto") and not synced:
         # transformers 5.24.0, trainer.py: no_sync but in the last micro-batch.
         yield (
             "the Trainer keeps whole gradients until the last micro-batch, 2 bytes a weight on each GPU; they are "
@@ -362,9 +363,9 @@ def checkpoint(name: str) -> Model | None:
 
 _CONFIGS = (
     *("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name", "config", "fsdp_config"),
-    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
+    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "defaults"),
 )
-"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, Accelerate, Hugging Face's Trainer and Hydra."""
+"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, Accelerate, transformers, Hydra and NeMo-RL."""
 _FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "fsdp_config")
 """Those without which a Trainer's run cannot be priced."""
 

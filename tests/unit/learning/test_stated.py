@@ -515,7 +515,7 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus 8 --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
         ("r.yaml", "trainer: {train_batch_size: 8, mp: 'p=f32,c=bf16'}", "files of Levanter are not read"),
-        ("r.yaml", "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}", "files of torchtune are not read"),
+        ("r.yaml", "loss: {_component_: torchtune.rlhf.loss.DPOLoss}", "files of torchtune are not read"),
     ],
 )
 def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(

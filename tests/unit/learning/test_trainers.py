@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 import yaml
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.frameworks.keys import find, table
-from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.frameworks.keys import TRANSLATED, Key, find, table, tables_of
+from axonn_tune.learning.run import CommandRun
+from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine
 
 CASES = Path(__file__).parents[2] / "fixtures" / "trainers" / "cases.yaml"
@@ -83,6 +86,56 @@ def fields(module: str, name: str) -> Iterator[tuple[str, str]]:
             default = next((word.value for word in default.keywords if word.arg == "default"), None)
         if isinstance(node.target, ast.Name):
             yield node.target.id, "" if default is None else ast.unparse(default).strip("'\"")
+
+
+BASES = {
+    "llamafactory": "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full",
+    "axolotl": "base_model: Qwen/Qwen2.5-7B",
+    "torchtune": "model._component_: torchtune.models.llama3_1.llama3_1_8b\nbatch_size: 1\ndtype: bf16",
+    "nemo_rl": "policy.model_name: Qwen/Qwen2.5-7B\npolicy.dtensor_cfg.enabled: true",
+    "verl": "model.path: Qwen/Qwen2.5-7B\nengine.strategy: fsdp",
+}
+"""The least file of each tool, to which the keys of its table are added."""
+
+
+def whole_file(tool: str, folder: Path, values: Mapping[str, str]) -> CommandRun:
+    """The run of a tool's file that states these keys, and one that no table has."""
+    base = yaml.safe_load(BASES[tool])
+    lines = {**values, **base, "quite_another_key": "1"}
+    path = folder / "a.yaml"
+    path.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in lines.items()), "utf-8")
+    return read_run(path, given={"n_gpus": "8", "seq": "2048"})
+
+
+def own_keys(tool: str) -> list[Key]:
+    """Keys that a file can state by themselves: no pattern, no section, not of another length."""
+    return [key for key in table(tool) if "*" not in key.name and key.field != "seq"]
+
+
+@pytest.mark.parametrize("tool", BASES)
+def test_no_key_of_a_tool_vanishes_in_silence(tool: str, tmp_path: Path) -> None:
+    """Guards the tables of tools: each key at its default is known, each that is not priced is named where it is set,
+    and one that no table has is said to change nothing."""
+    at_defaults = {key.name: key.default for key in own_keys(tool) if key.default not in ("", "off")}
+    assert whole_file(tool, tmp_path, at_defaults).unknown == ("quite_another_key",)
+    for key in own_keys(tool):
+        value = "False" if key.default == "True" else "True" if "switch" in key.range else "7"
+        if key.status == "ignored":
+            said = whole_file(tool, tmp_path, {key.name: value}).ignored
+            assert any(key.name in words for words in said), key.name
+        elif key.status == "refused" and not key.is_silent("7"):
+            with pytest.raises(AxonnTuneError, match=re.escape(key.name)):
+                whole_file(tool, tmp_path, {key.name: "7"})
+
+
+@pytest.mark.parametrize("tool", TRANSLATED)
+def test_keys_of_a_tool_stand_for_arguments_that_are_known(tool: str) -> None:
+    """Guards the tables of tools with names of their own: each field is an argument, and takes what the key means."""
+    for key in table(tool):
+        other = find(key.field, tables_of("fsdp"))
+        assert other is not None or not key.field, key.name
+        meant = [*key.meanings.values(), *([key.default] if key.default and not key.meanings else [])]
+        assert [one for one in meant if other is not None and other.misfit(one)] == [], key.name
 
 
 TOOLS = [
