@@ -224,6 +224,10 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "loss_chunks", -(-run.model.vocab // run.model.hidden)
     if transformers or (run.framework.name == "torchtitan" and "loss" not in compiled):
         yield "loss", "eager"
+    if "tuner_type" in stated and is_on(stated.get("cross_entropy_loss_fusion", NOTHING)):
+        # ms-swift's releases have Megatron-Core's before its compiled steps were apart: each of those that write in
+        # place and sum makes FP32 logits anew (NVIDIA/Megatron-LM@0cb4a9c8, core/fusions/fused_cross_entropy.py).
+        yield "loss", "copied"
     if stated.get("cross_entropy_fusion_impl", NOTHING).value.lower() == "te" and (
         is_on(stated.get("cross_entropy_loss_fusion", Stated(str(run.framework.name == "nemo"), 0)))
     ):

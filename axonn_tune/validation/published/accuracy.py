@@ -39,6 +39,9 @@ NEARLY = 1.07
 ALLOCATOR_SHARE = 0.05
 """Of what torch's allocator reserves, what it loses to fragments: as profiles have it in `reserved_memory_gib`
 (ai-dynamo/aiconfigurator, h100_sxm.yaml)."""
+CONTEXT_GIB, COMMUNICATORS_GIB = 0.5, 4 * 0.38
+"""What a process has on its GPU beside: the context, and four communicators of NCCL where there are several ranks (the
+same)."""
 SUMS = "vtrain_single"
 """The source whose rows are sums of few layer times: tools/vtrain_sums.py."""
 
@@ -85,10 +88,13 @@ class PredictedRow:
 
     @property
     def counted_bytes(self) -> float | None:
-        """Predicted memory as the row counts it: what torch reserves is more than what is allocated."""
-        if self.memory_bytes is None or self.memory_kind != "reserved":
+        """Predicted memory as the row counts it: what torch reserves is more than what is allocated, and nvidia-smi
+        shows the context and communicators, too."""
+        if self.memory_bytes is None or self.memory_kind not in ("reserved", "device"):
             return self.memory_bytes
-        return self.memory_bytes / (1.0 - ALLOCATOR_SHARE)
+        reserved = self.memory_bytes / (1.0 - ALLOCATOR_SHARE)
+        several = self.row.gpus > 1
+        return reserved + (self.memory_kind == "device") * GIB * (CONTEXT_GIB + several * COMMUNICATORS_GIB)
 
     @property
     def memory_kind(self) -> str:
