@@ -29,6 +29,8 @@ BASE_BYTES: dict[Base, float] = {
     "int8": 1.0,
 }
 """Bytes of an element of a linear layer's weight that does not train."""
+BASES: dict[str, Base] = {"qlora": "nf4"}
+"""Formats of the base by mode, where not BF16."""
 REST = "*"
 """Among targets: all linear layers of blocks that are not named."""
 TITLES: dict[str, str] = {"lora": "LoRA", "qlora": "QLoRA", "dora": "DoRA", "head": "LM head"}
@@ -130,7 +132,12 @@ class Tool(Document):
         if {*one.targets} != {*self.layers(self.targets)}:
             found += ["--lora-targets", ",".join(self.named(one))]
         found += ["--lora-dtype", one.dtype] if one.dtype != self.dtype else []
-        return [*found, *(["--set", f"workload.tuning.dropout={one.dropout}"] if one.dropout else [])]
+        settings = {
+            "dropout": one.dropout or None,
+            "base": one.base if one.base != BASES.get(one.mode, "bf16") else None,
+        }
+        more = ((key, value) for key, value in settings.items() if value is not None)
+        return [*found, *(word for key, value in more for word in ("--set", f"workload.tuning.{key}={value}"))]
 
 
 class _Tools(Document):
@@ -162,6 +169,6 @@ def tuning(
         rank=rank or own.rank,
         targets=own.layers(targets or own.targets),
         dtype=dtype or own.dtype,
-        base="nf4" if mode == "qlora" else "bf16",
+        base=BASES.get(mode, "bf16"),
         collectives=own.collectives,
     )

@@ -15,7 +15,7 @@ from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.commands import run_words
 from axonn_tune.request import Request
-from axonn_tune.specs.tuning import tools, tuning
+from axonn_tune.specs.tuning import Tuning, tools, tuning
 
 ASKED: dict[str, Any] = {"machine": "dgx-h100", "batch": 32, "seq": 4096, "tune": "lora", "lora_rank": 16}
 
@@ -89,6 +89,10 @@ def test_options_come_back() -> None:
         targets = given.get("--lora-targets", "").split(",") if "--lora-targets" in given else None
         again = tuning(given["--tune"], tool, rank=int(given["--lora-rank"]), targets=targets, dtype=None)  # type: ignore[arg-type]
         assert again == one
+    assert tools()["peft"].words(Tuning(mode="lora", targets=("*",), dtype="fp32", base="int8"))[-2:] == [
+        "--set",
+        "workload.tuning.base=int8",
+    ]
 
 
 def test_peft_gets_its_config() -> None:
