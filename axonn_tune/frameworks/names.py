@@ -33,7 +33,7 @@ ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.
 OPTIMIZER = "optimizer"
 """Field of the table `unpriced` whose arguments name one."""
 
-FULL_TRAINING = "axonn-tune prices full training, of all weights in 16 or 32 bits"
+PRICED = "axonn-tune prices training of all weights in 16 or 32 bits, LoRA, QLoRA and DoRA"
 
 
 def unpriced(written: str) -> Key | None:
@@ -60,7 +60,7 @@ def why_unpriced(written: str) -> str:
     """Why an option, column or fact is not priced, and what is; "" for any other name."""
     if (key := unpriced(written)) is None:
         return ""
-    return f"{'the optimizer ' * key.why.startswith('is ')}{key.why}. {FULL_TRAINING}: leave it out"
+    return f"{'the optimizer ' * key.why.startswith('is ')}{key.why}. {PRICED}: leave it out"
 
 
 def _long() -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
-from axonn_tune.frameworks.names import FULL_TRAINING, OPTIMIZER, has_adapters, has_optimizer, unpriced
+from axonn_tune.frameworks.names import OPTIMIZER, PRICED, has_adapters, has_optimizer, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
 from axonn_tune.specs.catalog import available, load_model
@@ -72,14 +72,12 @@ def refusals(
         yield Problem(program[1], beside.why)
     if (tool := tool_of(text)) is not None:
         facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
-        yield Problem(
-            "", f"{tool['subject']} are not read. {FULL_TRAINING}. {_command(tool['framework'], text, facts)}"
-        )
+        yield Problem("", f"{tool['subject']} are not read. {PRICED}. {_command(tool['framework'], text, facts)}")
     elif found:
         names = ", ".join(name for name, _, key in found if key.field != "switch" or not key.plain)
         full = ", ".join(f"{name} {key.default}" for name, _, key in found if key.field == "switch" and key.plain)
         changes = [f"with {full}"] * bool(full) + [f"without {names}"] * bool(names)
-        yield Problem("", f"{FULL_TRAINING}: {' and '.join(changes)} the file is priced as that")
+        yield Problem("", f"{PRICED}: {' and '.join(changes)} the file is priced")
 
 
 def python_facts(text: str) -> list[tuple[str, Stated]]:

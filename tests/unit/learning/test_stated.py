@@ -491,7 +491,7 @@ def test_a_number_of_layers_makes_no_run_of_megatron(tmp_path: Path) -> None:
         read_run(tmp_path / "own.yaml", given={"n_gpus": "32", "seq": "2048", "gbs": "64"}, model="llama3-8b")
 
 
-PEFT = "adapters (LoRA and its kin) are not priced"
+PEFT = "adapters are stated by --tune"
 TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 "
 
 
@@ -500,14 +500,14 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
     [
         ("r.sh", f"{CORE}--bf16 --lora-rank 16", f"r.sh:1: --lora-rank 16: {PEFT}"),
         ("r.sh", f"{CORE}--bf16 --lora-target-modules wq wv --seed 1", f"--lora-target-modules wq wv: {PEFT}"),
-        ("r.sh", f"{CORE}--bf16 --lora-rank 16", "without --lora-rank the file is priced as that"),
+        ("r.sh", f"{CORE}--bf16 --lora-rank 16", "without --lora-rank the file is priced"),
         ("r.sh", f"{CORE}--bf16 --optimizer soap", "--optimizer soap: is not priced: known are AdamW"),
-        ("r.sh", f"{CORE}--bf16 --freeze-all-layers", "frozen weights are not priced"),
+        ("r.sh", f"{CORE}--bf16 --freeze-all-layers", "frozen weights are priced with --tune alone"),
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"}}', "optimizer.type Lamb: is not"),
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}', ""),
         ("r.toml", '[model]\nflavor = "8B"\n[lora]\nrank = 8', f"r.toml:4: lora.rank 8: {PEFT}"),
         ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Shampoo"', "optimizer.name Shampoo: is not priced"),
-        ("r.yaml", "finetuning_type: freeze\ncutoff_len: 4096", "r.yaml:1: finetuning_type freeze: adapters and"),
+        ("r.yaml", "finetuning_type: freeze\ncutoff_len: 4096", "r.yaml:1: finetuning_type freeze: adapters are"),
         ("r.yaml", "parallelism: {tp: 2, pp_engine: 1f1b}", "files of nanotron are not read"),
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
         ("r.sh", f"{TRAINER}--use_peft true --lora_r 8 --vera true", f"--vera true: {PEFT}"),
@@ -530,7 +530,7 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
     with pytest.raises(DocumentError) as caught:
         read_run(tmp_path / name, given=given, model="llama3-8b")
     assert words in str(caught.value)
-    assert "rices full training" in str(caught.value)
+    assert "rices training of all weights" in str(caught.value)
 
 
 @pytest.mark.parametrize(
