@@ -20,7 +20,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
 from axonn_tune.frameworks.names import OPTIMIZER, PRICED, has_adapters, has_optimizer, unpriced
 from axonn_tune.learning.shell import arithmetic
-from axonn_tune.learning.trainers import NODE, checkpoint
+from axonn_tune.learning.trainers import MEGATRON_SFT, NODE, checkpoint, trainer_of
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 
@@ -30,10 +30,6 @@ _PREFERENCES = re.compile(r"(?m)^(?:[^#\n]*[\s/_-])?((?:dpo|grpo|kto|ppo|orpo|rl
 _OF_OTHERS = re.compile(r"(?:^|\.)(?:rollout|ref|critic|reward\w*|generation|teacher)\.")
 """Sections of what generates, or of models beside the one that is trained."""
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-
-
-MEGATRON_SFT = re.compile(r"(?m)(?:^|\s)megatron (?:sft|pt)\b")
-"""ms-swift's commands that train by Megatron-Core."""
 
 
 def tool_of(text: str) -> Mapping[str, str] | None:
@@ -50,16 +46,16 @@ def refusals(
     launcher starts.
     """
     # What a framework's table prices, it judges by itself.
-    trainer = next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
-    adapts = trainer is not None or MEGATRON_SFT.search(text)
-    tables = tuple(trainer["tables"].split()) if trainer else ()
+    by_megatron, trainer = MEGATRON_SFT.search(text) is not None, trainer_of(text)
+    adapts = trainer is not None or by_megatron
+    tables = ("swift", "adapters") if by_megatron else tuple(trainer["tables"].split()) if trainer else ()
     named = [
         (name, stated, one)
         for name, stated in own.items()
         if (one := unpriced(name))
         and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
         and not (adapts and has_adapters(name, stated.value))
-        and not (tables and (key := find(name, tables)) and key.status == "harmless")
+        and not (tables and (key := find(_plain(name), tables)) and key.status == "harmless")
     ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.
@@ -78,6 +74,10 @@ def refusals(
         full = ", ".join(f"{name} {key.default}" for name, _, key in found if key.field == "switch" and key.plain)
         changes = [f"with {full}"] * bool(full) + [f"without {names}"] * bool(names)
         yield Problem("", f"{PRICED}: {' and '.join(changes)} the file is priced")
+
+
+def _plain(written: str) -> str:
+    return written.lstrip("-+").replace("-", "_").lower()
 
 
 def python_facts(text: str) -> list[tuple[str, Stated]]:

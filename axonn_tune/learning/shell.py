@@ -147,6 +147,8 @@ class _Scanner:
             if whole.startswith("${"):
                 return re.sub("[\"']", "", whole)
             # Arithmetic without blanks, or the output of a command.
+            if (sum_ := re.fullmatch(r"\$\(\s*expr\s+([\w\s${}*/+%\\-]+)\)", whole)) is not None:
+                whole = "$((" + sum_[1].replace("\\", "") + "))"
             return "".join(whole.split()) if "((" in whole[:3] else OUTPUT
         return {"quote": "", "output": OUTPUT, "escaped": value.strip("\n")}.get(kind, value)
 

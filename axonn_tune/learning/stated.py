@@ -42,10 +42,10 @@ from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, i
 from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
-from axonn_tune.learning.recipes import MEGATRON_SFT, model_named, python_facts, refusals, tool_of
+from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
-from axonn_tune.learning.trainers import completed, config_files, launched, named_model
+from axonn_tune.learning.trainers import MEGATRON_SFT, completed, config_files, launched, named_model
 from axonn_tune.learning.translated import Translated, translated, translated_tool
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS

@@ -39,6 +39,16 @@ class Completed:
     problems: list[Problem] = field(default_factory=list)
 
 
+MEGATRON_SFT = re.compile(r"(?m)(?:^|\s)megatron (?:sft|pt)\b")
+"""ms-swift's commands that train by Megatron-Core."""
+
+
+def trainer_of(text: str) -> Mapping[str, str] | None:
+    """The tool whose mark is in a text of commands and pairs; None for one that trains otherwise."""
+    found = (one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE))
+    return None if MEGATRON_SFT.search(text) else next(found, None)
+
+
 def completed(
     path: str, text: str, stated: Arguments, *, given: object, node: Stated | None
 ) -> tuple[list[tuple[str, Stated]], list[str]]:
@@ -48,7 +58,7 @@ def completed(
     text: commands and `name=value` lines. given: the number of GPUs that is asked for; node: stated GPUs of a node.
     """
     found = Completed()
-    trainer = next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
+    trainer = trainer_of(text)
     stated = {name.rpartition(".")[2]: one for name, one in stated.items() if "_config." in name} | {**stated}
     counts = {name: _count(stated, name) for name in ("num_processes", "world_size", "num_machines")}
     gpus = given if isinstance(given, int) else counts["num_processes"] or counts["world_size"]
