@@ -161,16 +161,26 @@ def _layout(text: str) -> str:
     return text
 
 
-def _imbalance(text: float | str) -> float:
-    """A token imbalance of 1 or more; UsageError for what is none, with the nearest."""
+def _number(text: float | str, option: str, *, least: float, most: float) -> float:
+    """A number of an option; UsageError for what is none or out of range, with the nearest."""
     try:
         number = float(text) if str(text).isascii() else math.nan
     except ValueError:
         number = math.nan
-    if not 1.0 <= number <= MOST_TIMES:
-        near = 1.0 if number < 1.0 or math.isnan(number) else MOST_TIMES
-        raise UsageError(f"--imbalance {text}: must be a number from 1 to {MOST_TIMES:g}; nearest valid: {near:g}")
+    if not least <= number <= most:
+        near = least if number < least or math.isnan(number) else most
+        raise UsageError(f"{option} {text}: must be a number from {least:g} to {most:g}; nearest valid: {near:g}")
     return number
+
+
+def _imbalance(text: float | str) -> float:
+    """A token imbalance of 1 or more."""
+    return _number(text, "--imbalance", least=1.0, most=MOST_TIMES)
+
+
+def _price(text: float | str) -> float:
+    """A price of a GPU-hour."""
+    return _number(text, "--price", least=0.001, most=1e6)
 
 
 def _names(order: str | Sequence[str]) -> tuple[str, ...]:
@@ -376,10 +386,20 @@ class Request:
     )
     tokens_total: int | str | None = _option(
         _WORKLOAD,
-        "Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
+        "Tokens of the whole training, such as 1.5T: adds days, GPU-hours, money and energy, with what failures and "
+        "checkpoints take of them, and their 80% interval.",
         "text",
         shown="N",
         read=parse_tokens,
+        beside=True,
+        commands=("search", "explain", "sweep", "compare"),
+    )
+    price: float | str | None = _option(
+        _HARDWARE,
+        "Price of a GPU-hour, for the cost with --tokens-total. Default: the machine's, if it states one.",
+        "text",
+        shown="F",
+        read=_price,
         beside=True,
         commands=("search", "explain", "sweep", "compare"),
     )

@@ -57,7 +57,9 @@ def load_inputs(request: Request) -> Inputs:
     settings = _by_subject(tuple(request.set))
     for_model, for_machine = route_overrides(settings[""])
     model = load_model(request.model, overrides=for_model)
-    machine = load_machine(DEFAULT_MACHINE if request.machine is None else request.machine, overrides=for_machine)
+    priced = [] if request.price is None else [f"operation.price_per_gpu_hour={request.price}"]
+    where = DEFAULT_MACHINE if request.machine is None else request.machine
+    machine = load_machine(where, overrides=[*for_machine, *priced])
     for one in machine.document.dispatchers:
         find_dispatcher(one)  # refuses an unknown name
     named = AXONN_TUNE if request.framework is None else request.framework

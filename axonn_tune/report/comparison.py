@@ -56,6 +56,7 @@ from axonn_tune.report.ranking import (
     layout_words,
     machine_words,
     optimizer_words,
+    training_columns,
     training_fields,
 )
 from axonn_tune.units import TERA, show_seconds
@@ -142,7 +143,7 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False) -> tuple[Ta
     """Each strategy at its best, and strategies by causes of their steps; both within a line."""
     problem, base = comparison.problem, comparison.baseline
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
-    training = TRAINING if problem.tokens_total else ()
+    training = training_columns(problem)
     machine = machine_words(problem)
     kernels = ", with ideal kernels for all" if comparison.same_kernels else ""
     workload, auto = problem.workload, problem.request.precision == "auto"

@@ -225,8 +225,11 @@ def outcome(config: Json) -> str:
 def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
     hfu, total = config["hfu"], show_count(config.get("tokens_total") or 0)
-    hours = " to ".join(show_count(config.get(f"gpu_hours{end}") or 0) for end in ("_low", "_high"))
-    days = days_interval(config)
+    days, ends = days_interval(config), ("_low", "_high")
+    hours, cost, energy = (
+        f"80%: {' to '.join(show_count(config.get(name + end) or 0) for end in ends)}"
+        for name in ("gpu_hours", "cost", "energy_mwh")
+    )
     found: list[tuple[str, str, Callable[[float], str], str]] = [
         ("step", "iteration_s", show_seconds, page.interval_words(config)),
         ("MFU", "mfu", percent, "" if hfu is None else f"HFU {hfu:.1%}"),
@@ -236,7 +239,10 @@ def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
         ("computation", "compute_s", show_seconds, "kernels of one GPU"),
         ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
         (f"days, {total} tokens", "days", show_days, f"80%: {days}"),
-        (f"GPU-hours, {total} tokens", "gpu_hours", show_count, f"80%: {hours}"),
+        (f"GPU-hours, {total} tokens", "gpu_hours", show_count, hours),
+        ("cost", "cost", show_count, cost),
+        ("energy, MWh", "energy_mwh", show_count, energy),
+        ("goodput", "goodput", percent, "share of time that trains"),
     ]
     return [
         page.card(label, show(config[key]), note=note)

@@ -33,19 +33,29 @@ from axonn_tune.report.output import (
     colored,
     count,
     fields_of,
+    percent,
     words,
 )
 from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.numbers import told
-from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count
+from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count, show_seconds
 from axonn_tune.vocabulary import VERSION
 
 _OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
 """Settings that most layouts have by default."""
 _SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "precision", "bubble_s")
 """Columns that a narrow table leaves out where all rows have one value."""
-_SPARE = ("node_hours", "gpu_hours", "tokens_per_s_per_gpu", "communication_s", "bubble_s", "exposed_communication_s")
+_SPARE = (
+    "node_hours",
+    "energy_mwh",
+    "goodput",
+    "gpu_hours",
+    "tokens_per_s_per_gpu",
+    "communication_s",
+    "bubble_s",
+    "exposed_communication_s",
+)
 """Left out, in this order, of what is wider than a line all the same: multiples of the step or of its inverse, options
 that most rows have alike, and where time goes; then other options."""
 TIED, SHORTEST, OUTSIDE = "≈", "*", "°"
@@ -252,15 +262,23 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         "shortest_step_s": wide and problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA,
         "memory": True,
         "tight": tight,
-        **dict.fromkeys(TRAINING, problem.tokens_total is not None),
+        **dict.fromkeys(training_columns(problem), True),
         **dict.fromkeys((f"rank_{cost}" for cost in ranked.others), True),
         "rejected_because": rejected,
     }
     return [name for name, is_shown in shown.items() if is_shown]
 
 
-TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
+TRAINING = ("gpu_hours", "node_hours", "days", "days_interval", "cost", "energy_mwh", "goodput")
 """Columns of a whole training run."""
+
+
+def training_columns(job: Job) -> tuple[str, ...]:
+    """Those that have values: none without tokens, money and energy where the machine states what they are of."""
+    if job.tokens_total is None:
+        return ()
+    stated = {"cost": job.machine.operation.price_per_gpu_hour, "energy_mwh": job.machine.accelerator.power_w}
+    return tuple(name for name in TRAINING if stated.get(name, True))
 
 
 def training_fields(job: Job, entry: PricedLayout | None) -> Json:
@@ -281,12 +299,21 @@ def training_words(job: Job, found: Json) -> str:
         ("gpu_hours", "GPU-hours", show_count),
         ("node_hours", "node-hours", show_count),
         ("days", "days", show_days),
+        ("cost", f"paid at {job.machine.operation.price_per_gpu_hour or 0.0:g} a GPU-hour", show_count),
+        ("energy_mwh", f"MWh at {found['power_w'] or 0.0:,.0f} W a GPU with all around it", show_count),
+        ("goodput", "goodput", percent),
     )
     parts = [
         f"{show(found[name])} {words} (80%: {show(found[f'{name}_low'])} to {show(found[f'{name}_high'])})"
         for name, words, show in shown
+        if found[name] is not None
     ]
-    return f"{show_count(job.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}."
+    return (
+        f"{show_count(job.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}. "
+        f"Failures: {found['failures']:.3g}, each {show_seconds(found['restart_s'])} to restart and what was trained "
+        f"since the last checkpoint; best saved every {show_seconds(found['checkpoint_interval_s'])}: "
+        f"{show_bytes(found['checkpoint_bytes'])} in {show_seconds(found['checkpoint_stall_s'])}."
+    )
 
 
 def show_days(value: float) -> str:
@@ -493,6 +520,9 @@ _COLUMNS = (
     Column("node_hours", "node-hours", "Of the whole training run.", title="node\nhours", show=show_count),
     Column("days", "days", "Of the whole training run.", show=show_days),
     Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
+    Column("cost", "cost", "Of the whole training run, in the unit of the price.", show=show_count),
+    Column("energy_mwh", "energy, MWh", "Of the whole training run, hosts and cooling included.", show=show_count),
+    Column("goodput", "goodput, %", "Share of time that trains.", per=PERCENT, decimals=1),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
     words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
     words("rejected_because", "rejected because", "Violated constraints.", 60),

@@ -260,7 +260,7 @@ def training_remark(ranked: Priced) -> str:
     if problem.tokens_total is None or not len(ranked):
         return ""
     found = entry_fields(ranked[0])
-    return f"#1: {training_words(problem, found)} Restarts, checkpoints and evaluation come on top."
+    return f"#1: {training_words(problem, found)} Evaluation comes on top."
 
 
 def why_first(ranked: Priced) -> str:

@@ -29,8 +29,10 @@ from axonn_tune.report.ranking import (
     machine_words,
     optimizer_words,
     origin,
+    show_days,
     shown_axes,
     shown_rows,
+    training_columns,
     training_fields,
     with_framework,
     without_equal_axes,
@@ -111,7 +113,9 @@ def sweep_table(
     marked, where that of the best is longer.
     """
     problem = points[0].inputs.problem
-    shown = [row for point in points for row in (_point_json(point), *(_fastest_json(point) if shortest else ()))]
+    own = _points_json(points)
+    pairs = zip(points, own, strict=True)
+    shown = [row for point, one in pairs for row in (one, *(_fastest_json(point, one) if shortest else ()))]
     axes, equal, framework = shown_axes(problem), dict[str, int](), problem.framework
     if not (names or wide):
         axes, equal = without_equal_axes(framework, axes, [one["config"] for one in shown if one["config"]])
@@ -136,11 +140,12 @@ def sweep_table(
         main[-1:-1] = ["logged_tflops_per_gpu"] * has["logged_tflops_per_gpu"]
     formats = ("precision",) if any(point.inputs.problem.formats for point in points) else ()
     main[main.index("grid") + 1 : main.index("grid") + 1] = formats
-    training = TRAINING if problem.tokens_total else ()
+    training = training_columns(problem)
     took = ["took"] * any(point.saving for point in points)
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training, *took)
     savers = dict.fromkeys(saver for point in points if point.saving for saver in point.saving.savers)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *(_above_100(rows) if verbose else []), *reasons]
+    notes += [_marked_words(rows)] if training else []
     notes += ["; ".join(f"{saver.title}: {saver.words}" for saver in savers)] if savers else []
     fields = (*_CSV, *formats, *took, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
     table = Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
@@ -171,6 +176,17 @@ def _ranked(points: Sequence[Point]) -> str:
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens"
         f"{f' ({differing.words})' if differing else ''} in {formats}{optimizer_words(problem.framework)}: the best of "
         f"each point, ranked by {RANKED_BY[problem.rank_by]}{'' if problem.framework.measured_on else NOT_MEASURED}."
+    )
+
+
+def _marked_words(rows: Sequence[Json]) -> str:
+    """Which points cost least and take the fewest days."""
+    return " ".join(
+        f"{row['marked'].capitalize()}: {row['gpus']:,} GPUs, {show_days(row['days'])} days, "
+        + (f"{show_count(row['gpu_hours'])} GPU-hours" if row["cost"] is None else f"cost {show_count(row['cost'])}")
+        + "."
+        for row in rows
+        if row.get("marked")
     )
 
 
@@ -212,7 +228,7 @@ def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str
     """Points of the contract, each with its best configuration; the label of layouts."""
     label, configs = shown_rows([point["config"] or {} for point in points], framework, axes)
     return label, [
-        {**config, **{key: point[key] for key in (*_POINT_FIELDS, *_OVER_FIELDS, "took") if key in point}}
+        {**config, **{key: point[key] for key in (*_POINT_FIELDS, *_OVER_FIELDS, "took", "marked") if key in point}}
         for config, point in zip(configs, points, strict=True)
     ]
 
@@ -230,7 +246,7 @@ def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
         "models": list(models.values()),
         "machine": origin(points[0].inputs.machine) if points else None,
         **({"over": points[0].over[0]} if points and points[0].over else {}),
-        "points": [_point_json(point) for point in points],
+        "points": _points_json(points),
     }
 
 
@@ -252,11 +268,26 @@ def _point_json(point: Point) -> Json:
     }
 
 
-def _fastest_json(point: Point) -> list[Json]:
+def _points_json(points: Sequence[Point]) -> list[Json]:
+    """All points; with a whole training, the cheapest and the fastest are marked."""
+    found = [_point_json(point) for point in points]
+    if points and points[0].inputs.problem.tokens_total:
+        # Imported here, as in `training_fields`.
+        from axonn_tune.cost.economics import cheapest_and_fastest
+
+        for place, mark in cheapest_and_fastest([one["config"] or {} for one in found]).items():
+            found[place]["marked"] = mark
+    return found
+
+
+def _fastest_json(point: Point, own: Json) -> list[Json]:
     """The shortest step of all at a point as a row below its best, if that is another."""
-    own = _point_json(point)
     name = f"{own['model']} {SHORTEST}"
-    return [{**own, "model": name, "efficiency": None, "config": own["shortest_step"]}] if point.fastest else []
+    return (
+        [{**own, "model": name, "efficiency": None, "marked": None, "config": own["shortest_step"]}]
+        if point.fastest
+        else []
+    )
 
 
 def sweep_section(document: Json, *, identity: str, source: str) -> Json:
@@ -282,13 +313,15 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     named = axis_columns(framework, layouts.axes)
     swept = [_over_column(over), _DISPATCH] if over else []
     swept += [COLUMNS["precision"]] if any(own) else []
-    columns = [*_POINT.values(), *swept, _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
+    training = [COLUMNS[key] for key in TRAINING if any(row.get(key) is not None for row in feasible)]
+    columns = [*_POINT.values(), *swept, _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG), *training]
     if len(feasible) < len(rows):
         said.append(f"at {len(rows) - len(feasible)} of them nothing is feasible; the table says why")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
     blocks = [
         *([_curves(lines, layouts=layouts, over=over)] if lines else []),
+        *([_days_over_cost(lines, layouts=layouts)] if len(feasible) > 1 and feasible[0].get("days") else []),
         page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
         page.machine_fold(document["machine"]),
         *(page.model_fold(model) for model in document["models"]),
@@ -297,6 +330,7 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     ]
     title = f"{names} on {document['machine']['name']}{with_framework(framework)}: {over or 'scaling'}"
     reached = _best_of(lines, over) if over else _reached(lines)
+    reached += [marked] if (marked := _marked_words(rows)) else []
     return page.section(identity, title, subtitle=" · ".join(said), verdict=reached, blocks=blocks)
 
 
@@ -349,6 +383,31 @@ def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords, over: 
         "choices": [label for label, *_ in metrics],
         "metrics": [{"label": label, "log": scale == "log"} for label, _, scale, _ in metrics],
         "lines": drawn,
+    }
+
+
+def _days_over_cost(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Json:
+    """Days of a whole training over its money, or GPU-hours without a price: what more GPUs buy."""
+    paid = "gpu_hours" if any(row["cost"] is None for line in lines.values() for row in line) else "cost"
+    return {
+        "kind": "lines",
+        "title": f"Days over {COLUMNS[paid].label}",
+        "note": "A point to the lower left of another is better in both. Whiskers: the 80% interval.",
+        "axis": COLUMNS[paid].label,
+        "choices": ["days"],
+        "metrics": [{"label": "days", "log": True}],
+        "lines": [
+            {
+                "name": name,
+                "x": [row[paid] for row in line],
+                "words": [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line],
+                "values": [[row["days"] for row in line]],
+                "ideal": [[]],
+                "up": [[row["days_high"] - row["days"] for row in line]],
+                "down": [[row["days"] - row["days_low"] for row in line]],
+            }
+            for name, line in lines.items()
+        ],
     }
 
 

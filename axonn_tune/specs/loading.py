@@ -416,11 +416,21 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
         key, rest = _next_key(node, rest)
         child = node.child(key)
         section = type_at(schema, location)
+        if child is None and rest and isinstance(_default(section, key), Document):
+            # A section that is there by its default, with no number of its own yet.
+            child = Node({"sources": Node({}, ORIGIN)}, ORIGIN)
+            node.value = node.mapping() | {str(key): child}
         if child is None and (rest or not (get_origin(section) is dict or key in known_keys(section))):
             raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
         location = (*location, key)
         node = child if child is not None else Node(None, ORIGIN)
     return location
+
+
+def _default(section: object, key: str | int) -> object:
+    """What a document has under a key that its file leaves out."""
+    of = section.model_fields if isinstance(section, type) and issubclass(section, Document) else {}
+    return of[str(key)].default if str(key) in of else None
 
 
 def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -> str:

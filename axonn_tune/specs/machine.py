@@ -77,6 +77,9 @@ class Accelerator(SourcedSection):
         description="Its architecture, which decides on attention kernels, layouts of 8-bit GEMMs and variables of "
         "launch scripts; absent: no GPU, or Ampere or newer without what Hopper and Blackwell add.",
     )
+    power_w: PositiveValue | None = Field(
+        default=None, description="Power limit (TDP) of one rank, W; absent: energy is not predicted."
+    )
     memory_gib: PositiveValue = Field(description="Memory of one rank, GiB.")
     reserved_memory_gib: NonNegativeValue = Field(
         description="Reserved for context, library buffers and allocator, GiB."
@@ -275,6 +278,40 @@ class Uncertainty(SourcedSection):
     )
 
 
+class Operation(SourcedSection):
+    """What a site asks and pays for, and how often it fails: of whole trainings, not of steps."""
+
+    price_per_gpu_hour: PositiveValue | None = Field(
+        default=None, description="Price of a GPU-hour; absent: money is not predicted."
+    )
+    gpu_hours_between_failures: PositiveValue | None = Field(
+        default=None, description="GPU-hours between two failures that end a job; absent: that of published runs."
+    )
+    restart_minutes: PositiveValue | None = Field(
+        default=None, description="From a failure to the first step, without loading; absent: published."
+    )
+    storage_gb_per_s: PositiveValue | None = Field(
+        default=None, description="What all ranks together write and read; absent: a published share for each GPU."
+    )
+    host_copy_gb_per_s: PositiveValue | None = Field(
+        default=None,
+        description="Asynchronous saving: what a rank copies to its host while training waits; absent: training waits "
+        "until a checkpoint is written.",
+    )
+    host_share: PositiveValue | None = Field(
+        default=None, description="Power of hosts over that of accelerators; absent: measured in training."
+    )
+    network_share: PositiveValue | None = Field(
+        default=None, description="Power of switches over that of accelerators; absent: of a fat tree."
+    )
+    waiting_share: Share | None = Field(
+        default=None, description="Power of an accelerator that does not compute, over its limit; absent: published."
+    )
+    pue: Annotated[float, Field(ge=1, le=10)] | None = Field(
+        default=None, description="Power of the data center over that of its computers; absent: of large operators."
+    )
+
+
 class Software(Document):
     """Software numbers: overheads of a framework's kernels and host, relative to the profile."""
 
@@ -404,6 +441,8 @@ class Measurement(Document):
 class Machine(Document):
     """A machine profile."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("operation",)
+
     schema_: Literal["axonn-tune/machine/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/machine/1."
     )
@@ -414,6 +453,10 @@ class Machine(Document):
     library: Library = Field(description="The collective library.")
     uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
     launcher: Launcher = Field(description="How jobs start here.")
+    operation: Operation = Field(
+        default=Operation(sources={}),
+        description="Price, failures, storage and power of a site; absent: published ones.",
+    )
     paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
 
     software: dict[str, Software] = Field(

@@ -130,16 +130,21 @@ def test_set_changes_documents() -> None:
 
 @pytest.mark.parametrize(("given", "tokens"), [("1.5T", 1.5e12), ("300b", 3e11), ("1,000,000", 1e6)])
 def test_a_whole_training_is_costed(given: str, tokens: float) -> None:
-    """Guards --tokens-total: steps, GPU-hours, node-hours and days by hand, with the interval of the step."""
+    """Guards --tokens-total: steps, GPU-hours, node-hours and days by hand, with what goodput takes of them."""
     for config in good(f"--gpus 64 --model 20b --batch 512 --top 2 --tokens-total {given} --format json").document[
         "configs"
     ]:
         steps = ceil(tokens / (512 * 2048))
         assert config["steps"] == steps
-        for end, key in (("", "iteration_s"), ("_low", "low_s"), ("_high", "high_s")):
-            assert config[f"gpu_hours{end}"] == pytest.approx(steps * config[key] * 64 / 3600)
-            assert config[f"node_hours{end}"] == pytest.approx(steps * config[key] * 16 / 3600)
-            assert config[f"days{end}"] == pytest.approx(steps * config[key] / 86400)
+        elapsed_s = steps * config["iteration_s"] / config["goodput"]
+        for name, per_s in (("gpu_hours", 64 / 3600), ("node_hours", 16 / 3600), ("days", 1 / 86400)):
+            assert config[name] == pytest.approx(elapsed_s * per_s)
+            # The interval of the step, and a little more.
+            for end, key in (("_low", "low_s"), ("_high", "high_s")):
+                of_step, own = config[key] / config["iteration_s"], config[name + end] / config[name]
+                assert abs(own - 1.0) >= abs(of_step - 1.0) * (1.0 - 1e-9)
+                # One step alone has a checkpoint, too, and its restart.
+                assert steps == 1 or own == pytest.approx(of_step, rel=0.02)
 
 
 def test_csv_holds_what_json_does() -> None:

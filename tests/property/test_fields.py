@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.economics import training_cost
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.frameworks import find_framework, registry, software_on, step_on
@@ -35,6 +36,7 @@ from axonn_tune.specs.machine import (
     Learned,
     LearnedNumber,
     Machine,
+    Operation,
     Software,
     Source,
 )
@@ -97,6 +99,9 @@ OUTPUTS: dict[str, Callable[[Detail], Any]] = {
     "interval": lambda priced: priced.half_width,
     "executed": lambda priced: priced.hfu,
     "parameters": lambda priced: parameters(priced.job.model),
+    "days": lambda priced: training_cost(priced.job, priced, 10**12)["days"],
+    "energy": lambda priced: training_cost(priced.job, priced, 10**12)["energy_mwh"],
+    "cost": lambda priced: training_cost(priced.job, priced, 10**12)["cost"],
     "script": lambda priced: emission(priced, "run", call="", kind="slurm").text,
 }
 
@@ -146,6 +151,7 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
         "name": DESCRIBES,
         "sources": DESCRIBES,
         "generation": other("step", "volta", "ampere"),
+        "power_w": Moves("energy", 1),
         "memory_gib": Moves("limit", 1),
         "reserved_memory_gib": Moves("limit", -1),
         "memory_bandwidth_gb_per_s": shorter(),
@@ -189,6 +195,15 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
         "sources": DESCRIBES,
         "launch_us": longer(),
         "algorithms": other("step", "[tree]", probe="reduced", at="algorithms.all_reduce"),
+    },
+    "Operation": {
+        "sources": DESCRIBES,
+        "price_per_gpu_hour": Moves("cost", 1),
+        "gpu_hours_between_failures": Moves("days", -1),
+        "restart_minutes": Moves("days", 1),
+        "storage_gb_per_s": Moves("days", -1),
+        "host_copy_gb_per_s": Moves("days", -1),
+        **dict.fromkeys(("host_share", "network_share", "waiting_share", "pue"), Moves("energy", 1)),
     },
     "Uncertainty": {
         "sources": DESCRIBES,
@@ -273,6 +288,11 @@ PLACES = {
     "Slurm": "launcher.slurm",
 }
 """Where a section is in the profiles below; others are under their own name."""
+SITE: dict[str, Any] = {
+    **{"price_per_gpu_hour": 2.0, "gpu_hours_between_failures": 3e4, "restart_minutes": 15.0, "storage_gb_per_s": 0.1},
+    **{"host_copy_gb_per_s": 2.0, "host_share": 0.5, "network_share": 0.1, "waiting_share": 0.5, "pue": 1.2},
+}
+"""Of a section `operation`."""
 
 
 @cache
@@ -289,6 +309,7 @@ def profile(on: str, folder: Path) -> Path:
         "software": {"core": own, "core-experts": own},
         "dispatchers": {"deepep": Dispatching(call_us=100.0)},
         "imbalance": 1.3,
+        "operation": Operation(**SITE, sources={name: Source(kind="fact", source="made up") for name in SITE}),
         "launcher": base.launcher.model_copy(
             update={"environment": (EnvironmentVariable(name="SOME", value="1", why="a reason"),)}
         ),
@@ -633,6 +654,7 @@ REQUEST: dict[str, Asks] = {
     "lora_targets": Asks({**PINNED, "recompute": "none", "tune": "lora"}, "linear_qkv", "step", -1),
     "lora_dtype": Asks({**SHARDED, "framework": "fsdp", "tune": "lora", "recompute": "full"}, "bf16", "memory", -1),
     "tokens_total": Asks(PINNED, "1T"),
+    "price": Asks({**PINNED, "tokens_total": "1T"}, 2.5),
     "machine": Asks(SHARDED, "dgx-h100", "step", -1),
     "x": Asks({**PINNED, "x": None, "z": 1}, 4),
     "y": Asks({**SHARDED, "y": None, "z": None}, 8),
