@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_tune.cost.host import UNSHARED, HostRates
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.context import CORE
 from axonn_tune.program.operations import (
@@ -22,6 +23,7 @@ from axonn_tune.program.operations import (
     Arithmetic,
     Attention,
     Computation,
+    HostWork,
     Kernel,
     MatMul,
     Measured,
@@ -93,6 +95,7 @@ class ComputeRates:
     quantizes_in_gemm: bool
     accelerator: Accelerator
     quantization: Mapping[Copies, float]
+    host: HostRates
 
 
 def compute_rates(
@@ -103,12 +106,13 @@ def compute_rates(
     multiplied: GemmFormat | None = None,
     cuda_graphs: tuple[CudaGraphs, ...] = (),
     quantizes_in_gemm: bool = False,
+    host: HostRates = UNSHARED,
 ) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision.
 
     multiplied: what GEMMs of linear layers multiply, if not that. cuda_graphs: scopes of what is captured, which the
     software's time per operation does not delay; nor quantization with `quantizes_in_gemm`, which is Transformer
-    Engine's.
+    Engine's. host: as one rank sees it.
     """
 
     def by_layout(peak: float) -> dict[MatmulLayout, float]:
@@ -145,6 +149,7 @@ def compute_rates(
         quantization=quantization_shares(narrow.name, accelerator.generation, engine=quantizes_in_gemm)
         if narrow
         else {},
+        host=host,
     )
 
 
@@ -317,6 +322,8 @@ class ComputeClock:
 
             one = kernel_rate(step.kernel, rates.accelerator, backward=step.backward)
             return step.launches * rates.kernel_launch_s + step.work.evaluate(self.values) / one.units_per_s
+        if isinstance(step, HostWork):
+            return self._host_s(step)
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
@@ -325,6 +332,28 @@ class ComputeClock:
         if step.turns:
             size_bytes = size_bytes * (1.0 + self.arithmetic.smaller(self.values["x"] - 1.0, 1.0)) / 2.0
         return kernel_time_s(size_bytes, rates, traffic=traffic)
+
+    def _host_s(self, step: HostWork) -> Value:
+        """What a rank waits for its host, s: copies beyond the computation that they run behind, and the update."""
+        host, larger = self.rates.host, self.arithmetic.larger
+
+        def spent_s(sizes: tuple[Size, ...], rate: float) -> Value:
+            total: Value = 0.0
+            for size in sizes:
+                total = total + size.evaluate(self.values)
+            return total / rate
+
+        out_s, back_s = (spent_s(sizes, host.link_bytes_per_s) for sizes in (step.to_host, step.from_host))
+        if not step.beside:
+            update_s = spent_s(step.updated, host.vectorized_per_s if step.vectorized else host.updated_per_s)
+            longest_s: Value = larger(larger(out_s, back_s), update_s)
+            return longest_s if step.pipelined else out_s + update_s + back_s
+        hidden_s: Value = 0.0
+        for one in step.beside:
+            if isinstance(one, Computation):
+                hidden_s = hidden_s + self.run_s(one)
+        left_s: Value = larger(larger(out_s, back_s) - hidden_s, 0.0)
+        return left_s
 
     def rate_of(self, step: MatMul) -> float:
         """Rate of a large GEMM of its kind, FLOP/s."""
@@ -348,7 +377,7 @@ def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) ->
     total: Value = 0.0
     counts = dict[Size, Value]()
     for step, count in program.calls(stage):
-        if isinstance(step, MatMul | Attention | Measured | Kernel):
+        if isinstance(step, Computation):
             if count not in counts:
                 counts[count] = count.evaluate(clock.values)
             total = total + counts[count] * clock.call_s(step)
@@ -357,6 +386,7 @@ def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) ->
 
 GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and fused kernels"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
+OFFLOAD = "waiting for offload to the host"
 
 
 def kind_of(step: Computation) -> str:
@@ -367,6 +397,8 @@ def kind_of(step: Computation) -> str:
         return ATTENTION
     if isinstance(step, Measured) and step.flops.coefficient:
         return SCANS
+    if isinstance(step, HostWork):
+        return OFFLOAD
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
 
 
@@ -388,7 +420,7 @@ def seconds_by_kind(program: StepProgram, clock: ComputeClock, stage: Stage) -> 
     """All computation of one step and rank of a stage by its kind, s, as its rates are known; of one candidate."""
     sums = dict[str, float]()
     for step, count in program.calls(stage):
-        if isinstance(step, MatMul | Attention | Measured | Kernel):
+        if isinstance(step, Computation):
             spent_s = float(count.evaluate(clock.values)) * float(clock.call_s(step))
             kind = _evidence(step, clock.rates)
             sums[kind] = sums.get(kind, 0.0) + spent_s

@@ -17,6 +17,7 @@ import numpy as np
 
 from axonn_tune.cost.collectives import Line, Term, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, compute_rates
+from axonn_tune.cost.host import host_rates
 from axonn_tune.cost.recorder import Batch, Recorder, TermKey, exposed_by_term, term_key
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.frameworks import software_on, step_on
@@ -114,6 +115,7 @@ class Pricer:
             multiplied=job.gemm_format,
             cuda_graphs=options.cuda_graphs,
             quantizes_in_gemm=options.in_format(self.workload.precision).quantizes_in_gemm,
+            host=host_rates(self.machine, self.grid.world),
         )
         self.call_s = seconds(software.collective_us)
         self._known_symbols: dict[tuple[Stage, tuple[int, ...] | None], dict[str, float]] = {}

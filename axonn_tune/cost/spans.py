@@ -16,7 +16,7 @@ from axonn_tune.cost.pipeline import pipeline_passes
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.recorder import Batch, Interval
 from axonn_tune.cost.work import CONTENDED
-from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul, Measured
+from axonn_tune.program.operations import Attention, Collective, Computation, HostWork, Kernel, MatMul, Measured
 from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane, shifted, term_name, wait_name
 
 STEP = "step"
@@ -109,7 +109,8 @@ def _span(pricing: Detail, interval: Interval, by_s: float) -> Span:
 
 
 def _computation_name(step: Computation) -> str:
-    kind = {MatMul: "GEMM", Attention: "attention", Measured: "scan", Kernel: "kernel"}[type(step)]
+    names = {MatMul: "GEMM", Attention: "attention", Measured: "scan", Kernel: "kernel", HostWork: "host"}
+    kind = names[type(step)]
     return f"{kind}, {step.phase}, {step.layer}"
 
 
@@ -121,7 +122,8 @@ def _computation_details(pricing: Detail, step: Computation) -> dict[str, object
         return {"m": m, "n": n, "k": k, "layout": step.layout}
     if isinstance(step, Attention | Measured):
         return {"flops": float(step.flops.evaluate(values))}
-    return {"bytes": float(step.size_bytes.evaluate(values))}
+    sizes = (*step.to_host, *step.from_host) if isinstance(step, HostWork) else (step.size_bytes,)
+    return {"bytes": sum(float(size.evaluate(values)) for size in sizes)}
 
 
 # What figures show.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, UNMEASURED, exposed_s
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, UNMEASURED, exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD
@@ -112,7 +112,7 @@ def of_rates(machine: Machine, kind: str) -> float:
     """Half of the 80% interval of the logarithm of a kind of computation, by where its rates come from."""
     accelerator = machine.accelerator
     kinds = (accelerator.sources[number].kind for number in RATES.get(kind, ()))
-    assumed = kind == UNMEASURED or any(one in ("assumed", "placeholder") for one in kinds)
+    assumed = kind in (UNMEASURED, OFFLOAD) or any(one in ("assumed", "placeholder") for one in kinds)
     return math.hypot(machine.uncertainty.compute, ASSUMED if assumed else 0.0)
 
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.compute import ComputeClock, kind_of
 from axonn_tune.cost.price import Detail
-from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul, Measured, Role
+from axonn_tune.program.operations import Attention, Collective, Computation, HostWork, Kernel, MatMul, Measured, Role
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import Overlap
 
@@ -87,7 +87,7 @@ def timed_gemms(priced: Detail) -> dict[TimedGemm, float]:
     clock, steps = _computed(priced)
     found: dict[TimedGemm, float] = {}
     for step, calls in steps:
-        if isinstance(step, Kernel) or (isinstance(step, Measured) and not step.flops.coefficient):
+        if isinstance(step, Kernel | HostWork) or (isinstance(step, Measured) and not step.flops.coefficient):
             continue
         call_s, flops = float(clock.call_s(step)), float(step.flops.evaluate(clock.values))
         if isinstance(step, MatMul):
@@ -115,7 +115,7 @@ def work_by_kind(priced: Detail) -> tuple[Work, ...]:
     for step, calls in steps:
         found = sums[kind_of(step), step.phase]
         found[0] += calls * float(clock.call_s(step))
-        if not isinstance(step, Kernel):
+        if not isinstance(step, Kernel | HostWork):
             flops = calls * float(step.flops.evaluate(clock.values))
             found[1], found[2] = found[1] + flops, found[2] + flops / _peak_of(step, priced)
     works = [Work(*key, *found) for key, found in sums.items() if found[0]]

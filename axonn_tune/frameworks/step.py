@@ -234,6 +234,8 @@ class StateOptions:
     saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.
     offloaded_states, offloaded_inputs: fractions of moments and master weights, and of those inputs.
     offloaded_layers: fraction of a rank's layers whose saved activations are.
+    host_optimizer: whose Adam updates what is there: torch's, in FP32 and in the process of each rank; or DeepSpeed's,
+    on all cores, which rounds the new weights, too. offload_overlap: one parameter is copied while others are updated.
     master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
     precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
     """
@@ -242,9 +244,16 @@ class StateOptions:
     offloaded_states: float = _limited(1.0, 0, 1, whole=False)
     offloaded_inputs: float = _limited(1.0, 0, 1, whole=False)
     offloaded_layers: float = _limited(0.0, 0, 1, whole=False)
+    host_optimizer: str = _words("torch", "deepspeed", default="torch")
+    offload_overlap: bool = False
     master_bytes: int | None = _bytes()
     exp_avg_bytes: int | None = _bytes()
     exp_avg_sq_bytes: int | None = _bytes()
+
+    @property
+    def offloads(self) -> bool:
+        """Whether something is on the host."""
+        return bool(self.offloaded or self.offloaded_layers)
 
     @property
     def precision_aware(self) -> bool:

@@ -13,10 +13,10 @@ from functools import cached_property, lru_cache, reduce
 from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
-from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
-from axonn_tune.program.nodes import BLOCK_INPUT, residual_gradient
+from axonn_tune.program.nodes import residual_gradient
+from axonn_tune.program.offload import kept_arrays, moved_share
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -108,22 +108,9 @@ MESSAGES = 3.0
 
 
 def saved_arrays(block: Block) -> tuple[Array, ...]:
-    """Saved activations of one block and micro-batch: arrays that its gradients need and that are not recomputed.
-
-    Full recompute of whole blocks saves only their inputs (arXiv 2205.05198, table 2).
-    """
-    made = list(_made(block.forward.operations))
-    if block.recompute == "full" and block.given.options.recompute_whole_block:
-        return tuple(array for array in made if array.name == BLOCK_INPUT)
-    recomputed = (step for step in block.backward.operations if step.phase == "recompute")
-    again = {array.name for array in _made(recomputed)}
-    needed = {name for step in block.backward.operations for name in step.frees}
-    return tuple(array for array in made if array.name not in again and array.name in needed)
-
-
-def _made(operations: Iterable[Operation]) -> Iterator[Array]:
-    for step in operations:
-        yield from step.makes
+    """Saved activations of one block and micro-batch (`kept_arrays`)."""
+    whole = block.recompute == "full" and block.given.options.recompute_whole_block
+    return kept_arrays(block.forward.operations, block.backward.operations, whole=whole)
 
 
 def temporaries(
@@ -315,10 +302,9 @@ def _saved(block: Block) -> Iterator[tuple[str, Size]]:
     one. Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/pipeline_parallel/fine_grained_activation_offload.py.
     """
     options, counted = block.given.options, dict[tuple[str, Size], float]()
-    moved = {name for module in options.offloaded for name in OFFLOAD_MODULES.get(module, ())}
     held = (1.0 - options.offloaded_layers) * block.given.held
     for array in saved_arrays(block):
-        away = options.offloaded_inputs * (array.name in moved)
+        away = moved_share(block.given, array)
         for share, of in ((1.0 - away, held), (away, Size(1.0))):
             size = of * array.size_bytes
             key = array.kind, Size(1.0, size.powers)

@@ -366,6 +366,28 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class HostWork:
+    """What the host does for a rank that keeps some of its state there, and the copies over the link between them.
+
+    to_host, from_host: bytes of copies each way, which are added up. updated: elements that Adam updates on the host;
+    vectorized: by DeepSpeed's kernels on all cores, otherwise by torch's in the rank's own process. pipelined: copies
+    and updates of other parameters run beside each other. beside: operations whose computation copies run behind.
+    """
+
+    phase: Phase
+    layer: str
+    to_host: tuple[Size, ...] = ()
+    from_host: tuple[Size, ...] = ()
+    updated: tuple[Size, ...] = ()
+    vectorized: bool = False
+    pipelined: bool = False
+    beside: tuple[Operation, ...] = field(default=(), compare=False, repr=False)
+    calls: Size = ONCE
+    makes: Arrays = field(default=(), compare=False, repr=False)
+    frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Traffic:
     """What a function moves an element in all its `kernels`: so many activations, numbers in the statistics type, and
     conversions from one to the other, which are none where both are one type."""
@@ -531,5 +553,5 @@ def is_captured(layer: str, captured: tuple[str, ...]) -> bool:
     return name.startswith(captured) or (_OF_BLOCKS in captured and not name.startswith(_BESIDE_BLOCKS))
 
 
-Computation: TypeAlias = MatMul | Attention | Measured | Kernel
+Computation: TypeAlias = MatMul | Attention | Measured | Kernel | HostWork
 Operation: TypeAlias = Collective | Computation

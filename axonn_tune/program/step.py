@@ -20,6 +20,7 @@ from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y, suffixes
+from axonn_tune.program.offload import with_copies
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -462,12 +463,17 @@ def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size
     unneeded = frozenset(array.name for node in passes.nodes.unneeded for array in node.makes)
     if backward:
         block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
+    forward, backward = passes.forward, _named(given, backward)
+    if given.options.offloads:
+        whole, sizes = recompute == "full" and given.options.recompute_whole_block, [one[:2] for one in buckets]
+        both = with_copies(given, forward.operations, backward, whole=whole, buckets=sizes)
+        forward, backward = replace(forward, operations=both[0]), both[1]
     return Block(
         type=number,
         given=given,
         recompute=recompute,
-        forward=passes.forward,
-        backward=Section("block_backward", repeats, _named(given, backward)),
+        forward=forward,
+        backward=Section("block_backward", repeats, backward),
         bucket=_bucket_section("block_bucket", buckets, (WHOLE_BLOCK, EXPERTS), given, times=times),
         parameters=_parameter_section("parameters", buckets, (WHOLE_BLOCK, EXPERTS), given),
     )

@@ -11,6 +11,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
+from axonn_tune.program.offload import update_on_host
 from axonn_tune.program.operations import (
     ONCE,
     Collective,
@@ -156,7 +157,11 @@ def _updated_end(given: LayerInputs) -> Iterator[Operation]:
     updated = [*updates(given), *(updates(given, routed=True) if trains_experts(given.model) else ())]
     for one in updated:
         if not one.orthogonal:
-            yield Kernel("step", "optimizer", (one.update.moved_bytes + written) * one.elements)
+            away = given.options.offloaded_states * ("moments" in given.options.offloaded)
+            if away:
+                yield update_on_host(given, away * one.elements)
+            if away < 1.0:
+                yield Kernel("step", "optimizer", (1.0 - away) * (one.update.moved_bytes + written) * one.elements)
     if _trains_vectors(given):
         yield Kernel("step", "optimizer", update_of(given, vectors=True).moved_bytes * symbol("vectors"))
     if any(one.orthogonal for one in updated):

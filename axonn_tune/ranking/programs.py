@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
+from axonn_tune.cost.host import host_rates
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.dimensions import padded_alignment, table_alignment
@@ -194,6 +195,7 @@ def pooled(
         multiplied=problem.gemm_format,
         cuda_graphs=problem.framework.step.cuda_graphs,
         quantizes_in_gemm=options.quantizes_in_gemm,
+        host=host_rates(problem.machine, problem.gpus),
     )
     several, looped = shapes.stages[fitting.rows] > 1, (shapes.chunks[fitting.rows] > 1) | cut
     if not options.expert_overlap:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, SCANS
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, SCANS
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
 from axonn_tune.cost.work import CONTENDED
@@ -64,6 +64,7 @@ _KINDS = {
     "attention": (ATTENTION, page.BY_KIND[ATTENTION]),
     "scan": (SCANS, page.BY_KIND[SCANS]),
     "kernel": (ELEMENT_WISE, page.BY_KIND[ELEMENT_WISE]),
+    "host": (OFFLOAD, page.BY_KIND[OFFLOAD]),
     "forward": ("forward", "--accent"),
     HEAD: (HEAD, "--compute-4"),
     "backward": ("backward", "--compute-2"),

@@ -22,7 +22,7 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS, UNHIDDEN
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, SCANS, UNHIDDEN
 from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.cost.work import CONTENDED, HOST, Work, hidden_behind, hidden_s, timed_gemms, work_by_kind
@@ -219,6 +219,7 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
         (priced.contended_s, CONTENDED),
         (priced.host_s, HOST),
         (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
+        (sum(each.seconds for each in useful if each.kind == OFFLOAD), OFFLOAD),
     ]
     ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
     return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]

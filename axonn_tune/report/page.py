@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, SCANS
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.cost.work import CONTENDED, HOST
 from axonn_tune.errors import EnvironmentProblem
@@ -48,6 +48,7 @@ BY_KIND = {
     SCANS: "--compute-2/0.6",
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",
+    OFFLOAD: "--wait",
     CONTENDED: "--compute/0.35",
     HOST: "--compute/0.2",
 }

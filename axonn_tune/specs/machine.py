@@ -269,6 +269,32 @@ class Library(SourcedSection):
         return seconds(self.launch_us)
 
 
+class Host(SourcedSection):
+    """A node's host, which its ranks share: its memory, its CPUs, and the link of each rank to it."""
+
+    memory_gib: PositiveValue | None = Field(
+        default=None, description="Memory of a node, GiB; absent: what is offloaded is not held against it."
+    )
+    memory_bandwidth_gb_per_s: PositiveValue | None = Field(
+        default=None, description="Of a node's memory, peak of all sockets, GB/s; absent: no limit."
+    )
+    link_gb_per_s: PositiveValue = Field(description="Copies of pinned memory between one rank and its host, GB/s.")
+    adam_parameters_per_s: PositiveValue = Field(
+        description="Parameters that torch's fused AdamW updates in the process of one rank, 1/s."
+    )
+
+
+ASSUMED_HOST = Host(
+    link_gb_per_s=26.0,
+    adam_parameters_per_s=0.77e9,
+    sources={
+        "link_gb_per_s": Source(kind="assumed", source="0.81 of PCIe of the fourth generation with 16 lanes, 32 GB/s"),
+        "adam_parameters_per_s": Source(kind="assumed", source="as that of dgx-h100"),
+    },
+)
+"""The host of a machine that does not state one."""
+
+
 class Uncertainty(SourcedSection):
     """Relative half-width of the 80% interval of a prediction."""
 
@@ -451,6 +477,7 @@ class Machine(Document):
     accelerator: Accelerator = Field(description="Accelerator of one rank.")
     tiers: tuple[Tier, ...] = Field(min_length=1, description="Network levels, from inner to outer.")
     library: Library = Field(description="The collective library.")
+    host: Host | None = Field(default=None, description="A node's host, for CPU offload; absent: assumed.")
     uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
     launcher: Launcher = Field(description="How jobs start here.")
     operation: Operation = Field(

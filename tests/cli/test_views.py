@@ -298,10 +298,11 @@ def test_options_hold_over_the_file_and_what_is_not_priced_is_said(tmp_path: Pat
     """Guards a template whose launcher has fewer GPUs than its layout, and the three kinds of sentences."""
     text = (COMMANDS / "gpt-one-line.sh").read_text("utf-8").rstrip()
     path = tmp_path / "template.sh"
-    path.write_text(f"{text} --pipeline-model-parallel-size 32 --optimizer-cpu-offload --frob 3\n", "utf-8")
+    path.write_text(f"{text} --pipeline-model-parallel-size 32 --cpu-offloading-weights --frob 3\n", "utf-8")
     done = good(f"explain --from-command {path} --gpus 128 --batch 256 --machine dgx-h100")
     out = " ".join(done.out.split())
-    for words in ("--gpus 128 holds in place of", "-offload: kept on the host", "--frob, taken to change nothing"):
+    named = "-weights: weights are priced on the GPU", "--frob, taken to change nothing"
+    for words in ("--gpus 128 holds in place of", *named):
         assert words in out
     plain, wide = (good(f"explain {CORE} --format json{more}").document for more in ("", " --set model.vocab=256000"))
     assert wide["config"]["iteration_s"] > plain["config"]["iteration_s"]

@@ -169,8 +169,8 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
 @pytest.mark.parametrize(
     ("flags", "ignored"),
     [
-        ("--optimizer-cpu-offload", "--optimizer-cpu-offload: kept on the host, so not in memory here"),
-        ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: kept on the host, so not in memory here"),
+        ("--optimizer-cpu-offload", None),
+        ("--cpu-offloading-num-layers 4", None),
         (
             "--recompute-granularity selective --recompute-modules layernorm gdp_qkv",
             "--recompute-modules layernorm gdp_qkv",
@@ -210,7 +210,7 @@ def test_torchtitan_and_deepspeed_arguments_that_are_not_priced_are_named(tmp_pa
     (found,) = stated(tmp_path, text, name="run.toml", n_gpus="8").ignored
     assert found.startswith("float8.enable_fsdp_float8_all_gather True: weights are priced as gathered in BF16")
     for words, ignored in (
-        (OFFLOADED, ["offload_optimizer.device cpu", "offload_param.device nvme"]),
+        (OFFLOADED, ["offload_param.device nvme"]),
         (', "offload_optimizer": {"device": "none"}', []),
     ):
         run = stated(tmp_path, ZERO.format(words), name="zero.json", model="llama3-8b", **ZEROS)

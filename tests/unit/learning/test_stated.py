@@ -847,12 +847,12 @@ def test_the_loss_that_a_script_fuses(more: str, loss: str, said: str, tmp_path:
 
 
 def test_what_is_offloaded_takes_no_memory_and_fp32_is_named_first(tmp_path: Path) -> None:
-    """Guards ZeRO's and Megatron's offload, whose time is said not to be priced, and the number format by accident."""
+    """Guards ZeRO's and Megatron's offload, and the number format by accident."""
     moved = ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}'
     (tmp_path / "z.json").write_text(ZERO % (3, moved, ""), "utf-8")
     run = read_run(tmp_path / "z.json", given={"n_gpus": "8", "seq": "4096", "gbs": "8"}, model="llama3-8b")
     assert run.case(H100).framework.step.offloaded == ("moments", "master", "gradients", "weights")
-    assert "the time of moving them is not priced" in "".join(run.ignored)
+    assert not run.ignored
     assert run.assumed[0].startswith("bf16.enabled is auto")
     assert run.columns["precision"].value == "bf16"
     core = stated(tmp_path, CORE + "--optimizer-cpu-offload --use-distributed-optimizer")

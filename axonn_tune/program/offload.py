@@ -1,0 +1,91 @@
+"""What a rank keeps on its host: copies of it in each pass of a block, and Adam there at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from axonn_tune.frameworks.step import OFFLOAD_MODULES
+from axonn_tune.program.inputs import LayerInputs
+from axonn_tune.program.nodes import BLOCK_INPUT
+from axonn_tune.program.operations import Array, HostWork, Operation, Phase, Size
+
+OFFLOAD = "offload"
+"""Their layer."""
+
+
+def kept_arrays(forward: Iterable[Operation], backward: Sequence[Operation], *, whole: bool) -> tuple[Array, ...]:
+    """Saved activations of one block and micro-batch: arrays that its gradients need and that are not recomputed.
+
+    whole: the block is repeated as a whole, of which only its input is saved (arXiv 2205.05198, table 2).
+    """
+    made = [array for step in forward for array in step.makes]
+    if whole:
+        return tuple(array for array in made if array.name == BLOCK_INPUT)
+    again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
+    needed = {name for step in backward for name in step.frees}
+    return tuple(array for array in made if array.name not in again and array.name in needed)
+
+
+def moved_share(given: LayerInputs, array: Array) -> float:
+    """Share of a saved array that goes to the host beside that of whole layers."""
+    options = given.options
+    moved = any(array.name in OFFLOAD_MODULES.get(module, ()) for module in options.offloaded)
+    return options.offloaded_inputs if moved else 0.0
+
+
+def with_copies(
+    given: LayerInputs,
+    forward: tuple[Operation, ...],
+    backward: tuple[Operation, ...],
+    *,
+    whole: bool,
+    buckets: Sequence[tuple[str, Size]],
+) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+    """Both passes of a block with the copies of one micro-batch, each behind the computation of its pass.
+
+    Saved activations go to the host in the forward pass and come back in the backward pass; weights come for both,
+    gradients go in the backward pass. As all blocks have copies, those of one run behind another of its kind.
+    buckets: layers with elements of what trains and one rank has of it.
+    """
+    options, layers = given.options, given.options.offloaded_layers
+    moved = [
+        (layers + (1.0 - layers) * moved_share(given, array)) * array.size_bytes
+        for array in kept_arrays(forward, backward, whole=whole)
+    ]
+    shards = [elements / given.replication(layer)[1] if given.sharded else elements for layer, elements in buckets]
+    weights = [given.element * one for one in shards] if "weights" in options.offloaded else []
+    element = given.state_element if options.host_optimizer == "deepspeed" else given.gradient_bytes
+    gradients = [element * one for one in shards] if "gradients" in options.offloaded else []
+    return (
+        (*forward, *_copies("forward", moved, weights, forward)),
+        (*backward, *_copies("backward", gradients, [*moved, *weights], backward)),
+    )
+
+
+def _copies(
+    phase: Phase, out: Sequence[Size], back: Sequence[Size], beside: tuple[Operation, ...]
+) -> Iterator[HostWork]:
+    """Copies of a pass of a block, if it has any."""
+    to_host, from_host = (tuple(size for size in sizes if size.coefficient) for sizes in (out, back))
+    if beside and (to_host or from_host):
+        yield HostWork(phase, OFFLOAD, to_host, from_host, beside=beside)
+
+
+def update_on_host(given: LayerInputs, elements: Size) -> HostWork:
+    """Adam on the host for some elements of a rank: FP32 gradients go there unless they are there, new weights come
+    back unless they stay.
+
+    Torch's optimizer sends weights back in FP32 (NVIDIA/Megatron-LM@d98e8a64, megatron/core/optimizer/cpu_offloading/
+    hybrid_optimizer.py), DeepSpeed's in the compute type (deepspeedai/DeepSpeed@edaa7221,
+    runtime/zero/stage_1_and_2.py).
+    """
+    options, vectorized = given.options, given.options.host_optimizer == "deepspeed"
+    element = float(given.element if vectorized else given.state_element)
+    return HostWork(
+        *("step", OFFLOAD),
+        to_host=() if "gradients" in options.offloaded else (given.state_element * elements,),
+        from_host=() if "weights" in options.offloaded else (element * elements,),
+        updated=(elements,),
+        vectorized=vectorized,
+        pipelined=options.offload_overlap,
+    )
