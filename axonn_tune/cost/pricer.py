@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from axonn_tune.cost.collectives import Line, Term, lines, route, sending
-from axonn_tune.cost.compute import ComputeClock, compute_rates
-from axonn_tune.cost.host import host_rates
+from axonn_tune.cost.compute import ComputeClock, compute_rates, host_rates
 from axonn_tune.cost.recorder import Batch, Recorder, TermKey, exposed_by_term, term_key
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.frameworks import software_on, step_on

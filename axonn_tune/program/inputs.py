@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.frameworks.step import OFFLOAD_MODULES, StepOptions
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Array, KernelSet, Phase, Size, kernel_set, symbol
 from axonn_tune.specs.formats import Fusion, NumberFormat
 from axonn_tune.specs.model import Layer, Model
@@ -343,6 +343,11 @@ class LayerInputs:
     def table_shards(self, table: str) -> Size:
         """Number of shards of a table."""
         return ONCE if self.replicated(table) else self.shards
+
+    def moved_share(self, array: str) -> float:
+        """Share of a saved array that goes to the host beside that of whole layers."""
+        modules = (module for module in self.options.offloaded if array in OFFLOAD_MODULES.get(module, ()))
+        return self.options.offloaded_inputs if any(modules) else 0.0
 
     @property
     def gradient_bytes(self) -> int:

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
-from axonn_tune.program.nodes import residual_gradient
-from axonn_tune.program.offload import kept_arrays, moved_share
+from axonn_tune.program.nodes import kept_arrays, residual_gradient
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -304,7 +303,7 @@ def _saved(block: Block) -> Iterator[tuple[str, Size]]:
     options, counted = block.given.options, dict[tuple[str, Size], float]()
     held = (1.0 - options.offloaded_layers) * block.given.held
     for array in saved_arrays(block):
-        away = moved_share(block.given, array)
+        away = block.given.moved_share(array.name)
         for share, of in ((1.0 - away, held), (away, Size(1.0))):
             size = of * array.size_bytes
             key = array.kind, Size(1.0, size.powers)

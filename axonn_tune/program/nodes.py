@@ -7,7 +7,7 @@ saved in, the gradient that comes back, and where its input comes from, if that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -495,3 +495,16 @@ def gathered(linear: Linear, given: LayerInputs, phase: Phase) -> list[Operation
     if given.options.gather_unit == "block":
         return []
     return layers.gather_weight(linear.layer, linear.weight, given, phase=phase, calls=given.gathered_share(phase))
+
+
+def kept_arrays(forward: Iterable[Operation], backward: Sequence[Operation], *, whole: bool) -> tuple[Array, ...]:
+    """Saved activations of one block and micro-batch: arrays that its gradients need and that are not recomputed.
+
+    whole: the block is repeated as a whole, of which only its input is saved (arXiv 2205.05198, table 2).
+    """
+    made = [array for step in forward for array in step.makes]
+    if whole:
+        return tuple(array for array in made if array.name == BLOCK_INPUT)
+    again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
+    needed = {name for step in backward for name in step.frees}
+    return tuple(array for array in made if array.name not in again and array.name in needed)

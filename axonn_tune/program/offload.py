@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.inputs import LayerInputs
-from axonn_tune.program.nodes import BLOCK_INPUT
-from axonn_tune.program.operations import Array, HostWork, Operation, Phase, Size
+from axonn_tune.program.nodes import kept_arrays
+from axonn_tune.program.operations import HostWork, Operation, Phase, Size
 
 OFFLOAD = "offload"
 """Their layer."""
-
-
-def kept_arrays(forward: Iterable[Operation], backward: Sequence[Operation], *, whole: bool) -> tuple[Array, ...]:
-    """Saved activations of one block and micro-batch: arrays that its gradients need and that are not recomputed.
-
-    whole: the block is repeated as a whole, of which only its input is saved (arXiv 2205.05198, table 2).
-    """
-    made = [array for step in forward for array in step.makes]
-    if whole:
-        return tuple(array for array in made if array.name == BLOCK_INPUT)
-    again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
-    needed = {name for step in backward for name in step.frees}
-    return tuple(array for array in made if array.name not in again and array.name in needed)
-
-
-def moved_share(given: LayerInputs, array: Array) -> float:
-    """Share of a saved array that goes to the host beside that of whole layers."""
-    options = given.options
-    moved = any(array.name in OFFLOAD_MODULES.get(module, ()) for module in options.offloaded)
-    return options.offloaded_inputs if moved else 0.0
 
 
 def with_copies(
@@ -49,7 +28,7 @@ def with_copies(
     """
     options, layers = given.options, given.options.offloaded_layers
     moved = [
-        (layers + (1.0 - layers) * moved_share(given, array)) * array.size_bytes
+        (layers + (1.0 - layers) * given.moved_share(array.name)) * array.size_bytes
         for array in kept_arrays(forward, backward, whole=whole)
     ]
     shards = [elements / given.replication(layer)[1] if given.sharded else elements for layer, elements in buckets]

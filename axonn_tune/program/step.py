@@ -20,7 +20,6 @@ from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y, suffixes
-from axonn_tune.program.offload import with_copies
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -465,6 +464,9 @@ def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size
         block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
     forward, backward = passes.forward, _named(given, backward)
     if given.options.offloads:
+        # Imported here: most searches offload nothing, and start-up time is theirs.
+        from axonn_tune.program.offload import with_copies
+
         whole, sizes = recompute == "full" and given.options.recompute_whole_block, [one[:2] for one in buckets]
         both = with_copies(given, forward.operations, backward, whole=whole, buckets=sizes)
         forward, backward = replace(forward, operations=both[0]), both[1]

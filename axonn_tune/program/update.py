@@ -11,7 +11,6 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
-from axonn_tune.program.offload import update_on_host
 from axonn_tune.program.operations import (
     ONCE,
     Collective,
@@ -159,6 +158,9 @@ def _updated_end(given: LayerInputs) -> Iterator[Operation]:
         if not one.orthogonal:
             away = given.options.offloaded_states * ("moments" in given.options.offloaded)
             if away:
+                # Imported here: most searches offload nothing, and start-up time is theirs.
+                from axonn_tune.program.offload import update_on_host
+
                 yield update_on_host(given, away * one.elements)
             if away < 1.0:
                 yield Kernel("step", "optimizer", (1.0 - away) * (one.update.moved_bytes + written) * one.elements)

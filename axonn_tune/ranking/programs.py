@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
-from axonn_tune.cost.compute import compute_rates
-from axonn_tune.cost.host import host_rates
+from axonn_tune.cost.compute import compute_rates, host_rates
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.dimensions import padded_alignment, table_alignment

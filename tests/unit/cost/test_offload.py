@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.cost.host import host_rates
+from axonn_tune.cost.compute import host_rates
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
@@ -27,7 +27,7 @@ def series(**step: object) -> Detail:
 
 def states_gb(found: Detail) -> float:
     """Persistent state, which is what is allocated between steps, GB."""
-    return 1e-9 * sum(size for name, size in found.memory.items if name.startswith(STATES))
+    return 1e-9 * sum(float(size) for name, size in found.memory.items if name.startswith(STATES))
 
 
 @pytest.mark.parametrize(
