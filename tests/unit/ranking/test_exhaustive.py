@@ -14,6 +14,7 @@ from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.lengths import read_lengths
 from axonn_tune.specs.tuning import tuning
 from axonn_tune.vocabulary import AUTO
 from tests.unit.ranking.exhaustive import exhaustive
@@ -136,6 +137,25 @@ SPACES = {
         workload={"tuning": tuning("lora", "megatron-bridge", rank=16, targets=None, dtype=None)},
         quick=True,
     ),
+    # Sequences that differ in length.
+    **{
+        f"{packing} lengths": Space(
+            framework=framework,
+            model="dense",
+            layers=6,
+            gpus=8,
+            batch=32,
+            memory_gib=9.0,
+            pins=NO_CONTEXT,
+            workload={"lengths": read_lengths("180:400", packing)},
+            quick=True,
+        )
+        for packing, framework in (
+            ("padded", "deepspeed"),
+            ("padding-free", "megatron-core"),
+            ("packed", "megatron-core"),
+        )
+    },
     # Context parallelism and windows.
     "exchanges of context": Space(
         framework="megatron-core",
