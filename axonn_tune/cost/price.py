@@ -26,13 +26,13 @@ from axonn_tune.cost.uncertainty import (
     with_software,
 )
 from axonn_tune.frameworks import step_on
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import HOST_BYTES, NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.program.lengths import batched_tokens, own_tokens, padding, step_spread
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
+from axonn_tune.program.operations import PLAIN, HostWork, captured_layers, is_captured
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
@@ -331,6 +331,31 @@ class Detail(PricedLayout):
         if not self.expert_overlap:
             return None
         return price(replace(self.job, framework=self.job.framework.with_step(expert_overlap=False)), self.layout)
+
+    @cached_property
+    def without_offload(self) -> Detail | None:
+        """The same layout with nothing on the host; None where nothing is."""
+        if not self.job.framework.step.offloads:
+            return None
+        return price(
+            replace(self.job, framework=self.job.framework.with_step(offloaded=(), offloaded_layers=0.0)), self.layout
+        )
+
+    @cached_property
+    def host_bytes(self) -> float:
+        """What the ranks of a node keep on their host, bytes: of an element that is updated there weight, gradient and
+        moments in FP32, and weights and saved activations that are not on their GPUs."""
+        if (plain := self.without_offload) is None:
+            return 0.0
+        clock, stage = self.clock
+        ends = (step for step, _ in self.program.calls(stage) if isinstance(step, HostWork))
+        updated = sum(float(size.evaluate(clock.values)) for step in ends for size in step.updated)
+        kept, moved = (
+            sum(float(size) for name, size in one.memory.items if name.startswith(("saved", "compute weights")))
+            for one in (plain, self)
+        )
+        ranks = min(self.grid.world, self.job.machine.launcher.ranks_per_node)
+        return ranks * (HOST_BYTES * updated + kept - moved)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:

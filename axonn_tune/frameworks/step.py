@@ -102,6 +102,8 @@ OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """Saved arrays that are the inputs of modules which Megatron-Core can offload one by one. Source:
 NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_offloading.md."""
+HOST_BYTES = 16.0
+"""Of an element that is updated on the host, there: weight, gradient and two moments in FP32."""
 FORMAT_OPTIONS = (
     *("primary_weights", "first_layers_bf16", "last_layers_bf16"),
     *("narrow_attention", "narrow_head", "narrow_activation", "cudnn_norms"),

@@ -10,15 +10,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.optimizers import ADAMW, optimizers
-from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
+from axonn_tune.frameworks.step import FORMAT_OPTIONS, HOST_BYTES, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
-from axonn_tune.program.count import adapted
+from axonn_tune.program.count import adapted, adapter_parameters, parameters
 from axonn_tune.program.dimensions import shared_start
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
@@ -30,6 +30,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.tuning import Tuning, tools, tuning
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import GIB, counted
 from axonn_tune.vocabulary import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Precision
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def check(problem: Problem) -> None:
     _check_layout(problem)
     _check_formats(problem)
     _check_optimizer(problem)
+    _check_host(problem)
     _check_tuning(problem)
     check_lengths(problem)
     check_expert_overlap(problem)
@@ -236,6 +238,22 @@ def _check_tuning(problem: Problem) -> None:
     targets = {name: tuning.model_copy(update={"targets": layers}) for name, layers in tool.names.items()}
     having = ", ".join(name for name, one in targets.items() if adapted(model.tuned(one)))
     raise UsageError(f"--lora-targets {','.join(tool.named(tuning))}: {model.name} has no such layer; it has {having}")
+
+
+def _check_host(problem: Problem) -> None:
+    """Refuse what no layout can keep on hosts that state their memory: FP32 weights, gradients and moments of Adam."""
+    step, host, model = problem.framework.step, problem.machine.host, problem.model
+    if "moments" not in step.offloaded or host is None or host.memory_gib is None:
+        return
+    nodes = -(-problem.gpus // problem.machine.launcher.ranks_per_node)
+    trained = adapter_parameters(model) if model.tuning else parameters(model)
+    needed_gib = HOST_BYTES * step.offloaded_states * trained / nodes / GIB
+    if needed_gib > host.memory_gib:
+        most = step.offloaded_states * host.memory_gib / needed_gib
+        raise NothingFeasibleError(
+            f"step.offloaded_states={step.offloaded_states:g}: {needed_gib:,.0f} GiB on the host of each of "
+            f"{counted(nodes, 'node')}, which has {host.memory_gib:,.0f}; nearest that fits: {int(100 * most) / 100:g}"
+        )
 
 
 def unpriced_experts(framework: Framework, model: Model) -> str:

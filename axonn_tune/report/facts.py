@@ -15,7 +15,7 @@ from axonn_tune.program.memory import room_of
 from axonn_tune.recompute import MODULES
 from axonn_tune.report.output import Column, Json, fields_of, words
 from axonn_tune.report.ranking import entry_fields, optimizer_words, training_words
-from axonn_tune.report.remarks import expert_overlap_words, format_words, logged_words
+from axonn_tune.report.remarks import expert_overlap_words, format_words, logged_words, offload_words
 from axonn_tune.specs.tuning import REST, tools
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
@@ -88,6 +88,7 @@ _FACTS = (
     ),
     ("number format", "format", "{format}"),
     ("expert overlap", "merged", "{merged}"),
+    ("offload", "offload", "{offload}"),
     ("framework's log", "log", "{log}"),
     ("log counts", "counts", "{counts}"),
     ("training", "training", "{training}"),
@@ -113,7 +114,7 @@ _REPEATED = {
 
 _SHORT = (
     *("trains", "optimizer", "step", "longest wait", "recompute", "throughput"),
-    *("framework's log", "log counts", "training"),
+    *("offload", "framework's log", "log counts", "training"),
 )
 """Facts that are told first."""
 
@@ -170,6 +171,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         "in_tf32": " in TF32, to which linear layers round FP32" if job.gemm_format == "tf32" else "",
         "format": format_words(priced),
         "merged": expert_overlap_words(priced),
+        "offload": offload_words(priced),
         "log": logged_words(priced).partition(": ")[0],
         "counts": _counted_words(priced),
         "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",

@@ -18,7 +18,7 @@ from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields, training_words
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
-from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
 _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
@@ -245,6 +245,22 @@ def expert_overlap_words(priced: Detail) -> str:
         f"dispatch and combine overlap with computation of another micro-batch (--expert-overlap): "
         f"{show_seconds(priced.iteration_s)} a step, {show_seconds(apart.iteration_s)} without"
         f"{f', for {show_bytes(more_bytes)} more memory' if more_bytes else ''}."
+    )
+
+
+def offload_words(priced: Detail) -> str:
+    """What a step would take with nothing on the host, and what that keeps; empty where nothing is there."""
+    if (plain := priced.without_offload) is None:
+        return ""
+    host, moved = priced.job.machine.host, priced.job.framework.step
+    stated_gib = host.memory_gib if host else None
+    lacks = stated_gib is not None and priced.host_bytes > stated_gib * GIB
+    of = f" of {show_bytes(stated_gib * GIB)}{', which is too little' if lacks else ''}" if stated_gib else ""
+    what = ", ".join(moved.offloaded) or "activations"
+    return (
+        f"{what} on the host: {show_seconds(priced.iteration_s)} a step and {show_bytes(priced.memory_bytes)}, without "
+        f"{show_seconds(plain.iteration_s)} and {show_bytes(plain.memory_bytes)}; a node's ranks keep "
+        f"{show_bytes(priced.host_bytes)} there{of}{'' if host else '; link and Adam of the host are assumed'}"
     )
 
 

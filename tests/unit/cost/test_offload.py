@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from axonn_tune.api.search import search
 from axonn_tune.cost.compute import host_rates
 from axonn_tune.cost.price import Detail, price
+from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.report.remarks import offload_words
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload
 
@@ -98,3 +101,20 @@ def test_checkpoints_on_the_host_hide_behind_blocks() -> None:
     assert saved == pytest.approx(0.055, abs=0.02)
     copies_s = 2 * 28 * 2 * 4096 * 3072 * 2 / 0.26e9
     assert slow.iteration_s == pytest.approx(max(copies_s, plain.iteration_s), rel=0.05)
+
+
+def test_what_a_host_keeps_is_held_against_its_memory() -> None:
+    """Guards 16 B an element of all ranks of a node, seconds and memory without offload, and the refusal of more than
+    hosts can have."""
+    moved = series(offloaded=("moments",))
+    assert moved.host_bytes == pytest.approx(
+        8 * 2 * sum(s for n, s in series().memory.items if "moments" in n), rel=1e-6
+    )
+    words = offload_words(moved)
+    assert "without 937 ms and 54.3 GiB" in words
+    assert words.endswith("228 GiB there of 2 TiB")
+    assert not offload_words(series())
+    with pytest.raises(NothingFeasibleError, match=r"on the host of each of 1 node, .*nearest that fits: 0\.3"):
+        search(
+            gpus=8, model="llama3-405b", machine="dgx-h100", framework="megatron-core", set=["step.offloaded=moments"]
+        )
