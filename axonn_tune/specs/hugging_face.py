@@ -12,17 +12,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-from pydantic import Field
+from typing import Any, get_args
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, edits
-from axonn_tune.specs.document import LARGEST_SIZE, Document, Node, Plain, Scalar, read_yaml, validate
+from axonn_tune.specs.document import LARGEST_SIZE, Node, Plain, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, MOST_LAYERS, Model
+from axonn_tune.specs.model_types import ExpertKeys, Kind, kinds, plain_type, table
 from axonn_tune.specs.sections import Score
 from axonn_tune.units import read_number
 
@@ -36,102 +35,6 @@ _KEYS = {
     "max_sequence_length": "max_position_embeddings",
     "ffn": "intermediate_size",
 }
-
-
-class _ExpertKeys(Document):
-    """Experts of a model type.
-
-    shared: the key of the shared experts' width, or of their number (n_...); shared_gate: they have one.
-    score_bias: a bias balances the load. switch: the key of a flag, without which there are none.
-    """
-
-    width: str = "moe_intermediate_size"
-    shared: str = ""
-    shared_gate: bool = False
-    score: Score = "softmax"
-    score_bias: bool | None = None
-    switch: str = ""
-
-
-class _Kind(Document):
-    """How a model type is mapped.
-
-    block: class of its blocks in transformers, or of several. keys: of our sizes, where they are not `_KEYS`; renamed:
-    other names of keys that files have. ffn_of_hidden: 4 times
-    hidden without its key; ffn_adjusted: two thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so.
-    gated: whether MLPs have a gate, if not as the family. local, full: keys of sizes and switches of attention that
-    windowed layers, and those that attend to all, have for themselves.
-    defaults: of keys that a file lacks; stated: keys that it must have, since the defaults of its class do not follow
-    from other sizes.
-    kv_heads: key, or none for as many as heads. biases: all, none, or of queries, keys and values, in files without
-    bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
-    window_switch: key of a flag, off unless given. full_every: of so many layers the last attends to all, if
-    `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
-    mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
-    from 1, of all but those that attending_key lists, from 0, or of all that do not attend. output_gate: of attention,
-    in files without the key `attn_output_gate`, of each element or head. indexer: sparse attention; compressed:
-    DeepSeek-V4's. hybrid: each layer is of one part. predicts: its MTP layers are as the last of the others; else they
-    are left out.
-    """
-
-    family: Literal["gpt", "llama"]
-    block: str
-    keys: dict[str, str] = Field(default={})
-    renamed: dict[str, str] = Field(default={})
-    ffn_of_hidden: bool = False
-    ffn_adjusted: bool = False
-    gated: bool | None = None
-    kv_heads: str = "num_key_value_heads"
-    defaults: dict[str, bool | int | float] = Field(default={})
-    stated: tuple[str, ...] = ()
-    activation: str = "hidden_act"
-    biases: Literal["all", "none", "qkv"] = "none"
-    bias_keys: tuple[str, ...] = ("attention_bias", "mlp_bias")
-    approximated: tuple[str, ...] = ()
-    flags: dict[str, tuple[bool, str]] = Field(default={})
-    window: str = "sliding_window"
-    window_switch: str = ""
-    full_every: int = 0
-    full_every_key: str = ""
-    full_unrotated: bool = False
-    qk_norms: bool | Literal["all_heads"] = False
-    norms: Literal["post", "both", "parallel"] | None = None
-    qk_norms_key: str = ""
-    local: dict[str, str] = Field(default={})
-    full: dict[str, str] = Field(default={})
-    latent: bool = False
-    mixers: dict[str, str] = Field(default={})
-    mixed_key: str = ""
-    attending_key: str = ""
-    output_gate: bool | Literal["head"] = False
-    indexer: bool = False
-    compressed: bool = False
-    sinks: bool = False
-    experts: _ExpertKeys | None = None
-    hybrid: bool = False
-    predicts: bool = True
-
-
-class _Table(Document):
-    """All model types, those of language models with vision that are as others, and what unsupported ones have."""
-
-    kinds: dict[str, _Kind]
-    same_as: dict[str, str]
-    lacking: dict[str, str]
-
-
-@cache
-def _table() -> _Table:
-    path = Path(__file__).with_name("hugging_face.yaml")
-    return validate(read_yaml(read_text(path), source=str(path)).root, schema=_Table, source=str(path))
-
-
-@cache
-def _kinds() -> dict[str, _Kind]:
-    kinds = _table().kinds
-    return kinds | {name: kinds[other] for name, other in _table().same_as.items()}
-
-
 _ACTIVATIONS = {
     "llama": (("silu", "swish"), "SiLU"),
     "gpt": (("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU"),
@@ -190,11 +93,6 @@ _BASES, _EPSILONS = (
 """Keys of rotary base and norm epsilon, which scripts carry and no cost depends on."""
 
 
-def _plain_type(stated: object) -> str:
-    """A model type without what says that it is the language model of another."""
-    return re.sub(r"_text(_model)?$", "", str(stated))
-
-
 def model_from_hf_config(
     path: str | Path, *, name: str | None = None, global_batch: int | None = None, sequence_length: int | None = None
 ) -> Model:
@@ -237,7 +135,7 @@ def refuse_hub_name(name: str) -> None:
         )
 
 
-def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
+def _sizes(config: _Config, name: str, kind: Kind) -> dict[str, Scalar]:
     keys = _KEYS | kind.keys
     wide = 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None
     # Of a hybrid the list of layers has their number, too.
@@ -278,11 +176,11 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
         "norm_epsilon": config.number(_EPSILONS),
         "qkv_biases": of_qkv or None,
         # Of a type that is built as another, the class is another's, too.
-        "block_class": kind.block if name in _table().kinds else None,
+        "block_class": kind.block if name in table().kinds else None,
     }
 
 
-def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
+def _kv_heads(config: _Config, name: str, kind: Kind, *, heads: int) -> int:
     """Key and value heads; of Falcon one, unless its flags say otherwise."""
     if name == "falcon":
         grouped = config.flag("new_decoder_architecture", absent=False)
@@ -293,7 +191,7 @@ def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
     return config.size(kind.kv_heads, absent=None if must else heads) if kind.kv_heads else heads
 
 
-def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
+def _head_dim(config: _Config, kind: Kind, *, hidden: int, heads: int) -> int:
     if kind.latent:
         return config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
     if config.value("head_dim") is not None or "head_dim" in kind.stated:
@@ -304,7 +202,7 @@ def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
     return max(1, hidden // heads)
 
 
-def _biases(config: _Config, kind: _Kind) -> bool:
+def _biases(config: _Config, kind: Kind) -> bool:
     """Whether all linear layers have biases; biases of only some layers are ignored and noted."""
     has = {key: config.flag(key, absent=kind.biases == "all") for key in kind.bias_keys}
     if any(has.values()) and not all(has.values()):
@@ -319,7 +217,7 @@ def _node(value: Plain, source: str) -> Node:
     return Node([_node(item, source) for item in value] if isinstance(value, tuple) else value, source)
 
 
-def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plain]:
+def _layer_types(config: _Config, kind: Kind, *, layers: int) -> dict[str, Plain]:
     """`layers`, `layer_types` and `mtp_layers`, as far as they say something."""
     if kind.hybrid:
         return _hybrid(config, kind)
@@ -346,7 +244,7 @@ def _predicting(config: _Config) -> dict[str, Plain]:
     return {"mtp_layers": layers} if layers else {}
 
 
-def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
+def _hybrid(config: _Config, kind: Kind) -> dict[str, Plain]:
     """The same of a model whose layers are listed, each of one part."""
     key = "layers_block_type" if config.value("layers_block_type") else "hybrid_override_pattern"
     stated = config.value(key)
@@ -385,7 +283,7 @@ def _mixer_sizes(config: _Config, section: str) -> dict[str, Plain]:
     return found
 
 
-def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
+def _mixed(config: _Config, kind: Kind, layers: int) -> list[str]:
     """What stands in place of attention in each layer, by section; "" of one that attends."""
     if not kind.mixers:
         return [""] * layers
@@ -416,7 +314,7 @@ def _pattern(names: Sequence[str]) -> str:
     return runs(names)
 
 
-def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
+def _attention(config: _Config, kind: Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
     """Name and values of each layer's attention."""
     norms = kind.qk_norms or config.flag(kind.qk_norms_key, absent=False)
     share = config.number(("partial_rotary_factor",)) or 1
@@ -491,14 +389,14 @@ def _shared(config: _Config, layers: int) -> list[bool]:
     return [one == "shared" for one in words]
 
 
-def _window(config: _Config, kind: _Kind) -> int:
+def _window(config: _Config, kind: Kind) -> int:
     """The window of layers that have one, 0 without or where it is as long as the sequence."""
     window, longest = config.size(kind.window, absent=0, least=0), config.value("max_position_embeddings")
     off = kind.window_switch and not config.flag(kind.window_switch, absent=False)
     return 0 if off or (isinstance(longest, int) and window >= longest) else window
 
 
-def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
+def _full(config: _Config, kind: Kind, layers: int) -> list[bool]:
     """Whether each layer attends to the whole sequence."""
     key = "layer_types"
     if not config.value(key):
@@ -519,7 +417,7 @@ def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
     return [every > 0 and (at + 1) % every == 0 for at in range(layers)]
 
 
-def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
+def _mlps(config: _Config, kind: Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
     """Name and values of each layer's MLP or experts."""
     own: dict[str, Plain] = {} if kind.gated is None else {"gated": kind.gated}
     if kind.experts is None or (kind.experts.switch and not config.flag(kind.experts.switch, absent=False)):
@@ -543,7 +441,7 @@ def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str
     return [moe if one else dense for one in routed]
 
 
-def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
+def _experts(config: _Config, keys: ExpertKeys) -> dict[str, Plain]:
     """The experts of a layer."""
     count, *others = [key for key in _COUNTS if config.value(key) is not None] or _COUNTS[:1]
     for key in others:
@@ -597,10 +495,10 @@ class _Config:
         if text := next((one for one in map(values.get, _TEXT) if isinstance(one, dict)), None):
             # Of a model with a vision tower, whose sizes stand in a section of their own: some name the text's type.
             own = {key: values[key] for key in ("architectures", "model_type", "tie_word_embeddings") if key in values}
-            typed = "model_type" if _plain_type(text.get("model_type")) in _kinds() else ""
+            typed = "model_type" if plain_type(text.get("model_type")) in kinds() else ""
             values = own | text | {key: own[key] for key in {"architectures", "model_type"} - {typed} if key in own}
             self.left_out.append("the vision tower")
-        elif values.pop("vision_config", None) and _plain_type(values.get("model_type")) in _kinds():
+        elif values.pop("vision_config", None) and plain_type(values.get("model_type")) in kinds():
             self.left_out.append("the vision tower")
         self._values: dict[str, Any] = values
         for key, value in values.items():
@@ -634,12 +532,12 @@ class _Config:
         """Note a problem at a key."""
         self.problems.append(Problem(key, message, self.line(key)))
 
-    def kind(self) -> tuple[str, _Kind]:
+    def kind(self) -> tuple[str, Kind]:
         """The model type, if it is one that can be mapped, and how; DocumentError else."""
-        stated, known = self.value("model_type"), _kinds()
+        stated, known = self.value("model_type"), kinds()
         if stated is None:
             raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
-        kind = _plain_type(stated)
+        kind = plain_type(stated)
         if kind in known:
             stated = {name: self.value(other) for other, name in known[kind].renamed.items() if self.states(other)}
             self._values = known[kind].defaults | stated | self._values
@@ -647,14 +545,14 @@ class _Config:
         # Another model's name is none for this one: only typing mistakes are, and digits are another version's.
         alike = (one for one in known if re.findall(r"\d", one) == re.findall(r"\d", kind))
         near = sorted((edits(kind, one, 2), one) for one in alike if edits(kind, one, 2) <= 2)
-        why = _table().lacking.get(kind, "")
+        why = table().lacking.get(kind, "")
         said = f" ({why})" if why else "".join(f", did you mean {one!r}?" for _, one in near[:1])
-        self.report("model_type", f"{stated!r:.40} is not supported{said}; supported: {', '.join(_table().kinds)}")
+        self.report("model_type", f"{stated!r:.40} is not supported{said}; supported: {', '.join(table().kinds)}")
         # Experts and latent attention are supported in types that have them.
         self.refuse_parts(known["deepseek_v3"])
         raise DocumentError(str(self.path), self.problems)
 
-    def refuse_parts(self, kind: _Kind) -> None:
+    def refuse_parts(self, kind: Kind) -> None:
         """Report every model part without operations in this tool or model type; note those that may be ignored."""
         has = (
             *(_COUNTS if kind.experts else ()),
