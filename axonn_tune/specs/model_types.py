@@ -32,8 +32,8 @@ class ExpertKeys(Document):
 class Kind(Document):
     """How a model type is mapped.
 
-    block: class of its blocks in transformers, or of several. keys: of our sizes, where they are not those of most types;
-    renamed: other names of keys that files have. ffn_of_hidden: 4 times
+    block: class of its blocks in transformers, or of several. keys: of our sizes, where they are not those of most
+    types; renamed: other names of keys that files have. ffn_of_hidden: 4 times
     hidden without its key; ffn_adjusted: two thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so.
     gated: whether MLPs have a gate, if not as the family. local, full: keys of sizes and switches of attention that
     windowed layers, and those that attend to all, have for themselves.
