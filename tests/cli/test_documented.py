@@ -234,11 +234,12 @@ def test_examples_of_help_run(
 
 
 def test_pages_have_what_is_generated() -> None:
-    """Guards docs/cli.md and docs/files.md, and links to docs/examples."""
+    """Guards docs/cli.md, docs/files.md and docs/keys.md, and links to docs/examples."""
     assert isinstance(cli, click.Group)
     assert (DOCS / "cli.md").read_text("utf-8") == reference.render(cli), "run `make generate`"
     files = reference.FILES_PREAMBLE + reference.tables()
     assert (DOCS / "files.md").read_text("utf-8") == files, "run `make generate`"
+    assert (DOCS / "keys.md").read_text("utf-8") == reference.keys_page(), "run `make generate`"
     pages = "".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
     assert not [path.name for path in (DOCS / "examples").iterdir() if f"(examples/{path.name})" not in pages]
 
