@@ -158,7 +158,8 @@ def length_symbols(
     rows = np.stack(columns, axis=1)
     alike, places = np.unique(rows, axis=0, return_inverse=True)
     found = [_of_one(workload, dict(zip(names, row.tolist(), strict=True)), spans, options) for row in alike]
-    return {name: np.array([one[name] for one in found])[places.ravel()] for name in found[0]}
+    # By names, since there may be no candidates.
+    return {name: np.array([one[name] for one in found])[places.ravel()] for name in ("S", "longest", *spans)}
 
 
 def step_spread(workload: Workload, size: int, ranks: int, multiple: int) -> tuple[float, float]:

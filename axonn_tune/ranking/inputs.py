@@ -230,14 +230,18 @@ def _check_optimizer(problem: Problem) -> None:
 
 
 def _check_tuning(problem: Problem) -> None:
-    """Refuse adapters of layers of which the model has none."""
+    """Refuse adapters of layers of which the model has none, and a mode that the framework does not have."""
     tuning, model, tuner = problem.workload.tuning, problem.model, problem.framework.tuner
+    if tuning is not None and (why := untuned(problem.framework, tuning)):
+        raise UsageError(f"workload.tuning.mode={tuning.mode}: {problem.framework.title} {why}")
     if tuning is None or not tuning.adapts or not tuner or adapted(model):
         return
     tool = tools()[tuner]
     targets = {name: tuning.model_copy(update={"targets": layers}) for name, layers in tool.names.items()}
     having = ", ".join(name for name, one in targets.items() if adapted(model.tuned(one)))
-    raise UsageError(f"--lora-targets {','.join(tool.named(tuning))}: {model.name} has no such layer; it has {having}")
+    named, set_to = ",".join(tool.named(tuning)), ",".join(tuning.targets)
+    asked = f"--lora-targets {named}" if named else f"workload.tuning.targets=[{set_to:.80}]"
+    raise UsageError(f"{asked}: {model.name} has no such layer; it has {having}")
 
 
 def _check_host(problem: Problem) -> None:
@@ -343,7 +347,9 @@ def check_expert_overlap(problem: Problem) -> None:
         (shared and "shared experts" not in model.parts, f"{model.name} has no shared experts"),
         (shared and "shared_experts" in modules_of(repeats), "excludes recompute of shared_experts"),
     )
+    tuning = problem.workload.tuning
     merged = (
+        (tuning is not None and not tuning.adapts, "needs gradients through blocks, where --tune head has none"),
         (pins.get("expert", 2) == 1, "needs EP above 1"),
         (
             max(pins.get("z", 1), pins.get("expert_z", 1)) > 1,

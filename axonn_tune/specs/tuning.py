@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.specs.document import Document, Size, read_yaml, validate
@@ -57,6 +57,17 @@ class Tuning(Document):
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout of adapters' inputs.")
     tables: tuple[Table, ...] = Field(default=(), description="Tables that train: embedding, head.")
+
+    @model_validator(mode="after")
+    def _trains_what_it_says(self) -> Self:
+        if self.mode == "head" and self.tables != ("head",):
+            raise ValueError("mode head trains the LM head alone: tables is [head]")
+        if self.mode == "qlora" and self.base == "bf16":
+            raise ValueError("mode qlora has its base in nf4 or int8, not bf16; lora has it in bf16")
+        for name, values in (("targets", self.targets), ("tables", self.tables)):
+            if len({*values}) < len(values):
+                raise ValueError(f"{name} names something twice: {', '.join(values):.80}")
+        return self
 
     @property
     def adapts(self) -> bool:
@@ -106,7 +117,7 @@ class Tool(Document):
         for name in names:
             if name not in self.names:
                 near = suggest(name, self.names)
-                raise UsageError(f"--lora-targets {name:.40}{near}: known: {', '.join(self.names)}")
+                raise UsageError(f"--lora-targets {name[:40] or repr(name)}{near}: known: {', '.join(self.names)}")
             found |= dict.fromkeys(self.names[name])
         if REST in found:
             # Of layers that the tool has in parts, each part.

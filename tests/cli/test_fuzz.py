@@ -23,6 +23,7 @@ from types import FrameType
 
 import click
 import pytest
+from yaml import safe_load
 
 from axonn_tune.cli.main import cli
 from axonn_tune.errors import UsageError
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 COMMANDS, EVIDENCE, LOGS, STORED = (FIXTURES / name for name in ("commands", "evidence", "logs", "v1"))
 RUN = FIXTURES / "diagnose" / "lab"
+TRAINERS = FIXTURES / "trainers" / "cases.yaml"
 PUBLISHED = ROOT / "axonn_tune" / "validation" / "published"
 COUNT, FIRST = int(os.environ.get("AXONN_TUNE_FUZZ", "48")), int(os.environ.get("AXONN_TUNE_FUZZ_FROM", "0"))
 NIGHTLY, DEEP, BLOCK, LIMIT_S, LIMIT_KIB = 608, 2000, 16, 10, 1 << 20
@@ -282,6 +284,60 @@ def of_options(folder: Path, chance: random.Random) -> list[str]:
     return [word.replace("\0", "") for word in words if word not in ("-h", "--help")]
 
 
+TUNED = {
+    "--model": "llama3-8b nano-moe nano-delta lfm2-1.2b moonlight-16b-a3b nemotron-3-nano-30b-a3b",
+    "--framework": "megatron-core megatron-core nemo fsdp fsdp torchtitan deepspeed",
+    "--tune": "lora lora qlora dora head full",
+    "--lora-rank": "1 64 100000",
+    "--lora-targets": "q_proj all-linear in_proj,out_proj linear_qkv linear_kv_up_proj wq , [] *",
+    "--lora-dtype": "bf16 fp32",
+    "--lengths": "squad 180:400 1:1 100000:200000 400:180 lengths.txt /dev/zero .",
+    "--packing": "packed padding-free padded",
+    "--optimizer": "adamw adamw-8bit sgd lion adafactor muon auto",
+    "--seq": "1 4096",
+    "--batch": "1 64",
+    "--x": "1 4",
+    "--pipeline": "2",
+    "--expert": "1 8",
+    "--recompute": "none full mlp moe",
+}
+"""Options of fine-tuning, and what goes with them or does not."""
+SET = """tuning.mode=head tuning.mode=dora tuning.base=bf16 tuning.tables=[embedding] tuning.targets=[]
+tuning.targets=['*'] tuning.collectives=exchanged tuning.dropout=1 tuning.x=1 tuning=[]
+lengths.mean=5 lengths.quantiles=[1] lengths=~"""
+
+
+def of_tuned(folder: Path, chance: random.Random) -> list[str]:
+    """Fine-tuning, lengths and optimizers, each option alone valid more often than not."""
+    (folder / "lengths.txt").write_bytes(broken(b"12\n900\n7\n" * 20, chance))
+    words = [chance.choice(["search", "search", "explain", "compare", "sweep"])]
+    words += ["--gpus", "8" if words[0] in ("compare", "sweep") else chance.choice(["8", "16", "min"])]
+    for option, values in TUNED.items():
+        if option in ("--model", "--framework", "--tune") or chance.random() < 0.12:
+            words += [
+                option,
+                words_of(chance).replace("\0", "") if chance.random() < 0.05 else chance.choice(values.split()),
+            ]
+    settings = chance.sample(SET.split(), chance.choice([0, 0, 0, 1, 2]))
+    return [*words, "--machine", "dgx-h100", *(word for one in settings for word in ("--set", f"workload.{one}"))]
+
+
+def of_trainer(folder: Path, chance: random.Random) -> list[str]:
+    """A file of a trainer with adapters or without, and what lies beside it, if it does."""
+    case = chance.choice([one for tool in safe_load(TRAINERS.read_text("utf-8")).values() for one in tool])
+    files = list(case["files"].items())
+    for name, text in files[: 1 if chance.random() < 0.1 else None]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    name, text = chance.choice(files)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(broken(text.encode(), chance))
+    sizes = ["--gpus", chance.choice(["8", "3", "1"])] if chance.random() < 0.6 else []
+    model = ["--model", "llama3-8b"] if chance.random() < 0.8 else []
+    command = chance.choice(["explain", "compare"])
+    return [command, "--from-command", files[0][0], "--machine", "dgx-h100", *sizes, *model]
+
+
 def of_environment(folder: Path, chance: random.Random) -> list[str]:
     """Variables that the tool, or a library of its, reads."""
     for name in chance.sample(VARIABLES.split(), 6):
@@ -296,6 +352,7 @@ def of_environment(folder: Path, chance: random.Random) -> list[str]:
 KINDS: list[Callable[[Path, random.Random], list[str]]] = [
     *(of_model, of_machine, of_launch, of_rows, of_results, of_log, of_config, of_options, of_options, of_environment),
     *(of_log, of_trace, of_command, of_command, of_run, of_text, of_checkpoint, of_outputs),
+    *(of_tuned, of_trainer),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from axonn_tune import explain, search
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
 from axonn_tune.launch.commands import command_of
 from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
@@ -59,6 +59,12 @@ def test_strategies_are_compared_with_one_optimizer() -> None:
             "has full, lora, dora, head; frameworks with qlora: fsdp",
         ),
         ({"framework": "fsdp", "lora_targets": "q_prj"}, "did you mean 'q_proj'"),
+        ({"framework": "fsdp", "lora_targets": ","}, "--lora-targets '': known: all-linear, "),
+        ({"framework": "torchtitan", "set": ["workload.tuning.mode=dora"]}, "mode=dora: torchtitan has no dora"),
+        ({"framework": "fsdp", "set": ["workload.tuning.mode=head"]}, "head trains the LM head alone"),
+        ({"framework": "fsdp", "set": ["workload.tuning.mode=qlora"]}, "qlora has its base in nf4"),
+        ({"framework": "fsdp", "set": ["workload.tuning.targets=[]"]}, r"targets=\[\]: llama3-8b has no such layer"),
+        ({"framework": "fsdp", "set": ["workload.tuning.targets=['*', '*']"]}, "targets names something twice"),
         ({"framework": "fsdp", "tune": None}, "--lora-rank 16 needs --tune lora"),
         ({"framework": "fsdp", "lora_targets": "in_proj"}, "llama3-8b has no such layer; it has all-linear, q_proj"),
         (
@@ -69,8 +75,24 @@ def test_strategies_are_compared_with_one_optimizer() -> None:
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
     """Guards refusals: each names who has it, or the nearest name."""
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises((UsageError, DocumentError), match=words):
         load_inputs(Request("llama3-8b", gpus=8, **ASKED | asked))
+
+
+def test_the_head_alone_has_no_gradients_to_overlap() -> None:
+    """Guards the head of models with experts: no pass back through blocks runs beside a forward pass, asked or not."""
+    asked = {"gpus": 8, "framework": "megatron-core", "machine": "dgx-h100", "tune": "head", "recompute": "none"}
+    found = search("nano-moe", expert=2, batch=16, **asked)
+    assert len(found)
+    assert not any(found.frame["expert_overlap"])
+    with pytest.raises(UsageError, match="--expert-overlap: needs gradients through blocks"):
+        load_inputs(Request("nano-moe", expert_overlap=True, **asked))
+
+
+def test_lengths_without_candidates_are_refused_as_others() -> None:
+    """Guards batches that divide over no grid, where no micro-batch has lengths."""
+    with pytest.raises(NothingFeasibleError, match="nearest change that fits: --batch 8"):
+        search("llama3-8b", 8, framework="fsdp", lengths="squad", **ASKED | {"batch": 1}).require_any()
 
 
 def test_options_come_back() -> None:
