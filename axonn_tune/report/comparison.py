@@ -81,7 +81,7 @@ _STRATEGIES = {
     "over": share("over_baseline", "vs.\nbaseline", "Its step time over that of the baseline, less 1.", signed=True),
 }
 """Columns of a comparison by name; why a strategy is infeasible is in the remarks."""
-_SPARE = ("tokens_per_s_per_gpu", "mfu", "micro_batch", "recompute", "memory")
+_SPARE = ("node_hours", "energy_mwh", "goodput", "tokens_per_s_per_gpu", "mfu", "micro_batch", "recompute", "memory")
 _NARROW = (
     "strategy",
     "layout",

@@ -154,7 +154,9 @@ def sweep_table(
     said = [f"{framework.called(axis)} {size}" for axis, size in equal.items()]
     if len({row["model"] for row in rows}) == 1:
         table = replace(table, names=[name for name in table.names if name != "model"])
-    table = table.without_equal(("batch", "order", "precision"), said).fitted(("tokens_per_s", "mfu", "order"))
+    table = table.without_equal(("batch", "order", "precision"), said).fitted(
+        ("tokens_per_s", "mfu", "order", "node_hours", "energy_mwh")
+    )
     return explained(table, framework, (*axes, *equal))
 
 
