@@ -155,9 +155,10 @@ def shapes_of(problem: Problem, grids: Grids) -> Shapes:
 
 
 def _interleaves(problem: Problem, stages: int, batches: int, chunks: int) -> bool:
-    """Whether stages can have so many chunks: micro-batches go in groups, each chunk has a layer."""
+    """Whether stages can have so many chunks: micro-batches go in groups, each chunk has a layer to begin with."""
     schedule, step, layers = problem.framework.schedule, problem.framework.step, problem.model.layers
-    if not schedule.interleaved or stages == 1 or batches % stages or stages * chunks > step.most_parts(layers):
+    most = step.most_parts(len(problem.model.starts))
+    if not schedule.interleaved or stages == 1 or batches % stages or stages * chunks > most:
         return False
     if schedule.equal_chunks:
         return (layers + sum(step.less)) % (stages * chunks) == 0
