@@ -108,6 +108,22 @@ def test_llama_3_has_its_published_effective_time() -> None:
     assert steps * measured_s / config["goodput"] / 86400 == pytest.approx(54, rel=0.05)
 
 
+DEEPSEEK = {
+    **{"model": "deepseek-v3", "gpus": 2048, "machine": "h800", "framework": "megatron-core", "batch": 15360},
+    **{"seq": 4096, "precision": "fp8-blockwise", "dispatcher": "deepep", "imbalance": 1.0, "micro_batch": 1},
+    **{"tp": 2, "pp": 4, "chunks": 5, "dp": 256, "cp": 1, "expert": 64, "recompute": "moe_act,mla_up_proj"},
+    "use_precision_aware_optimizer": "bf16",
+}
+"""The first layout of a search with what arXiv 2412.19437 says of its dispatcher, balance and moments."""
+
+
+def test_deepseek_v3_has_its_published_gpu_hours() -> None:
+    """Guards GPU-hours: 2.664M of H800 for 14.8T tokens (arXiv 2412.19437, table 1) are in the interval."""
+    config = axonn_tune.search(**DEEPSEEK, tokens_total="14.8T", top=1).to_dict()["configs"][0]
+    assert config["gpu_hours_low"] < 2.664e6 < config["gpu_hours_high"]
+    assert config["gpu_hours"] == pytest.approx(2.664e6, rel=0.2)
+
+
 def test_numbers_of_a_machine_stand_for_published_ones() -> None:
     """Guards money and energy by hand, what is saved, and that a stated number narrows the interval."""
     site = {"price_per_gpu_hour": 2.0, FAILURES: 1e4, "restart_minutes": 10, "storage_gb_per_s": 20, "pue": 1.3}
