@@ -119,6 +119,7 @@ _SETTABLE = (
     *("parameter_overlap", "context_inside", "vocabulary_multiple", "dropout", "data_parallel", "cuda_graphs"),
     *("master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes", "selective", "dispatcher", "gathers_experts"),
     *("first_layers_bf16", "last_layers_bf16", "deterministic", "cudnn_norms"),
+    *("offloaded", "offloaded_states", "offloaded_inputs", "offloaded_layers", "offload_overlap"),
 )
 """Options of a step, and overlaps, that several arguments below switch; others have a row of the table each."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -160,6 +161,11 @@ _WRITTEN = {
         optimizer.exp_avg_sq_dtype fp8_format fp8_recipe fp8_amax_history_len fp8_amax_compute_algo fp8_param_gather
         reuse_grad_buf_for_mxfp8_param_ag fp4_format fp4_recipe fp4_param_gather first_last_layers_bf16
         num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8_dot_product_attention
+    """,
+    "offload": """
+        optimizer.optimizer_cpu_offload optimizer.optimizer_offload_fraction optimizer.overlap_cpu_optimizer_d2h_h2d
+        model.cpu_offloading model.cpu_offloading_num_layers model.fine_grained_activation_offloading
+        model.offload_modules model.activation_offload_fraction
     """,
     "graphs": "cuda_graph_impl cuda_graph_modules no_check_for_nan_in_loss_and_grad",
     "trial": """

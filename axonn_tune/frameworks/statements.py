@@ -132,6 +132,34 @@ _BYTES = {**MOMENT_BYTES, "float16": 2, "bfloat16": 2, "uint8": 1}
 ON = Stated("True", 0)
 
 
+def _offload(run: Run) -> Mapping[str, Value]:
+    """What is kept on the host; UsageError for what Megatron-LM's command line does not take.
+
+    Its optimizer goes there with a precision-aware one alone (NVIDIA/Megatron-LM@d98e8a64, training/arguments.py).
+    """
+    step, states = run.step, ("moments", "master")
+    if not step.offloads:
+        return {}
+    modules = tuple(name for name in step.offloaded if name in OFFLOAD_MODULES)
+    own = tuple(name for name in step.offloaded if name not in modules)
+    if own and not (step.precision_aware and {*own} == {*states}):
+        instead = "ask for --use-precision-aware-optimizer with step.offloaded=moments,master"
+        raise run.cannot(f"{', '.join(own)} on the host", instead)
+    layers = round(step.offloaded_layers * run.model.layers)
+    if layers and (modules or run.recompute != "none" or run.size("pipeline") > 1):
+        raise run.cannot("layers on the host beside modules, recompute or stages", "leave out step.offloaded_layers")
+    return {
+        "optimizer_cpu_offload": bool(own),
+        "optimizer_offload_fraction": step.offloaded_states if own else None,
+        "overlap_cpu_optimizer_d2h_h2d": bool(own) and step.offload_overlap,
+        "cpu_offloading": layers > 0,
+        "cpu_offloading_num_layers": layers or None,
+        "fine_grained_activation_offloading": bool(modules),
+        "offload_modules": modules or None,
+        "activation_offload_fraction": step.offloaded_inputs if modules and step.offloaded_inputs < 1.0 else None,
+    }
+
+
 def _set_offload(run: Run, stated: Arguments) -> Changes:
     """What is kept on the host.
 
@@ -376,7 +404,7 @@ _ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 FIELDS = {
     "gradients": Field(_gradients, _set_gradients),
     "optimizer": Field(_optimizer, _set_optimizer),
-    "offload": Field(lambda run: {}, _set_offload),
+    "offload": Field(_offload, _set_offload),
     "graphs": Field(_graphs, _set_graphs),
     "kernels": Field(_dropout, _set_kernels),
     "trainer": Field(lambda run: {}, _set_trainer),

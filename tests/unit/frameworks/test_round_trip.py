@@ -100,6 +100,7 @@ def test_one_rank_of_tensor_parallelism_says_nothing_of_sequence_parallelism(tmp
     test_what_is_written_is_read(replace(case, options=case.options | {"z": "8", "data": "4"}), tmp_path)
 
 
+AWARE = {"master_bytes": 2, "exp_avg_bytes": 4, "exp_avg_sq_bytes": 4}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"cuda_graphs": ("full",)}),
     ("megatron-core 8b-gtp", {"cuda_graphs": ("attn", "mlp")}),
@@ -115,6 +116,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core qwen3-235b", {"expert_overlap": True, "delayed_weight_gradients": True}),
     ("megatron-core deepseek-v2", {"shared_expert_overlap": True}),
     ("megatron-core glm-5.2", {"sparse_kernels": "tilelang"}),
+    ("megatron-core 70b-chunks", AWARE | {"offloaded": ("moments", "master"), "offloaded_states": 0.5}),
+    ("megatron-core 70b-chunks", AWARE | {"offloaded": ("moments", "master"), "offload_overlap": True}),
+    ("megatron-core 70b-chunks", {"offloaded": ("core_attn", "moe_act"), "offloaded_inputs": 0.5}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""
