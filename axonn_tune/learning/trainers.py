@@ -235,7 +235,6 @@ def _sharding(found: Completed, stated: Arguments) -> str:
     strategy = next((one for text in told if (one := _strategy(text))), "full_shard")
     if "offload" in words:
         found.pairs["fsdp_offload_params"] = Stated("True", stated["fsdp"].line)
-        found.assumed.append(f"fsdp {words}: what is kept on the host takes no memory here; its time is not priced")
     if strategy in ("shard_grad_op", "hybrid_shard_zero2", "no_reshard"):
         found.pairs["fsdp_reshard_after_forward"] = Stated("False", 0)
     elif version == "1":
