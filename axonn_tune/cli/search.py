@@ -247,7 +247,7 @@ def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tu
     "--from-command",
     metavar="FILE",
     help="Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed, "
-    "Accelerate, LLaMA-Factory, Hugging Face's Trainer).",
+    "Accelerate, LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, NeMo-RL, verl, Hugging Face's Trainer).",
 )
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @click.option(
