@@ -132,6 +132,8 @@ def check(problem: Problem) -> None:
         )
         words = f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them"
         raise UsageError(words + next(near, ""))
+    if request.price is not None and request.tokens_total is None:
+        raise UsageError(f"--price {request.price:g} is for the cost of a whole training: give --tokens-total, too")
     _check_layout(problem)
     _check_formats(problem)
     _check_optimizer(problem)

@@ -69,6 +69,13 @@ CALLS = [
     (f"{CORE} --tp 3", 2, "3 does not divide them; nearest that does: --tp 2"),
     (f"{SMALL} --columns mfuu", 2, "no column 'mfuu', did you mean 'mfu'?"),
     (f"{SMALL} --tokens-total 1.5X", 2, "such as 300B, 1.5T"),
+    (f"{SMALL} --price 2.49", 2, "--price 2.49 is for the cost of a whole training: give --tokens-total, too"),
+    (
+        f"{SMALL} --tokens-total 1T --price 0",
+        2,
+        "--price 0: must be a number from 0.001 to 1e+06; nearest valid: 0.001",
+    ),
+    (f"{SMALL} --tokens-total 1T --set machine.operation.pue=0.5", 2, "operation.pue"),
     (f"{SMALL} --order x,y,k", 2, "rank order 'x,y,k' must name axes once each, as in x,y,z,data"),
     (f"{SMALL} --seq 1099511627775", 2, "1099511627775 is more than 2,147,483,647"),
     ("--gpus 8 --model nano -o \udcff.yaml", 2, "--output holds no text in this locale: the byte '\\udcff'"),
