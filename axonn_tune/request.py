@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from axonn_tune.errors import UsageError, suggest
@@ -183,8 +184,12 @@ def _price(text: float | str) -> float:
     return _number(text, "--price", least=0.001, most=1e6)
 
 
-def _names(order: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (order.split(",") if isinstance(order, str) else order))
+def _names(option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """Names joined by commas, or in a sequence."""
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{option}={given!r:.40}: give names, as 'a,b' or ['a', 'b']")
+    return tuple(name.strip() for name in names)
 
 
 def _recompute(recompute: str) -> Recompute:
@@ -378,7 +383,7 @@ class Request:
         "tool's.",
         "text",
         shown="NAMES",
-        read=_names,
+        read=partial(_names, "lora_targets"),
         beside=True,
     )
     lora_dtype: AdapterType | None = _option(
@@ -440,7 +445,7 @@ class Request:
         "size 1, come last.",
         "text",
         shown="AXES",
-        read=_names,
+        read=partial(_names, "order"),
     )
     recompute: Recompute | None = _option(
         _CONSTRAINTS,

@@ -185,6 +185,8 @@ def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
         ({"set": {"layer": 4}}, "did you mean 'layers'"),
         ({"tokens_total": "1.5X"}, "such as 300B, 1.5T"),
         ({"order": "x,k"}, "rank order 'x,k' must name axes once each, as in x,y,z,data"),
+        ({"order": [1]}, "order=[1]: give names, as 'a,b'"),
+        ({"lora_targets": 5}, "lora_targets=5: give names, as 'a,b'"),
         ({"framework": "nemo", "order": "TP,TP"}, "as in TP,CP,DP,PP"),
     ],
 )
