@@ -16,7 +16,7 @@ from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.lengths import read_lengths
 from axonn_tune.specs.tuning import tuning
-from axonn_tune.vocabulary import AUTO
+from axonn_tune.vocabulary import AUTO, Packing
 from tests.unit.ranking.exhaustive import exhaustive
 from tests.unit.ranking.models import model_of
 from tests.unit.small import small_problem
@@ -64,6 +64,7 @@ class Space:
 
 
 NO_CONTEXT = {"context": 1, "z": 1}
+_PACKINGS: dict[Packing, str] = {"padded": "deepspeed", "padding-free": "megatron-core", "packed": "megatron-core"}
 SPACES = {
     # Dense: stages and chunks, even or not, tight or not, rank orders.
     "two GPUs": Space(framework="axonn-tune", model="dense", gpus=2, batch=8, memory_gib=24.0, quick=True),
@@ -150,11 +151,7 @@ SPACES = {
             workload={"lengths": read_lengths("180:400", packing)},
             quick=True,
         )
-        for packing, framework in (
-            ("padded", "deepspeed"),
-            ("padding-free", "megatron-core"),
-            ("packed", "megatron-core"),
-        )
+        for packing, framework in _PACKINGS.items()
     },
     # Context parallelism and windows.
     "exchanges of context": Space(
