@@ -25,6 +25,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.program.count import parameters
+from axonn_tune.report.remarks import offload_words
 from axonn_tune.request import OPTIONS
 from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document, to_yaml
@@ -88,6 +89,7 @@ PROBES = {
     "heads": Probe("gpt-oss-20b"),
     "long": Probe(axes={"x": 8, "context": 2}, batch=8, seq=65536),
     "reduced": Probe("5b", "deepspeed", axes={"x": 8, "data": 2}, seq=2048),
+    "offloaded": Probe(axes={"data": 16}, step={"offloaded": ("moments", "core_attn")}),
 }
 GENERAL = ("wide", "pair", "experts")
 """Where a field may move an output one way only."""
@@ -102,6 +104,7 @@ OUTPUTS: dict[str, Callable[[Detail], Any]] = {
     "days": lambda priced: training_cost(priced.job, priced, 10**12)["days"],
     "energy": lambda priced: training_cost(priced.job, priced, 10**12)["energy_mwh"],
     "cost": lambda priced: training_cost(priced.job, priced, 10**12)["cost"],
+    "host": offload_words,
     "script": lambda priced: emission(priced, "run", call="", kind="slurm").text,
 }
 
@@ -195,6 +198,11 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
         "sources": DESCRIBES,
         "launch_us": longer(),
         "algorithms": other("step", "[tree]", probe="reduced", at="algorithms.all_reduce"),
+    },
+    "Host": {
+        "sources": DESCRIBES,
+        "memory_gib": other("host", "1", probe="offloaded"),
+        **dict.fromkeys(("memory_bandwidth_gb_per_s", "link_gb_per_s", "adam_parameters_per_s"), shorter("offloaded")),
     },
     "Operation": {
         "sources": DESCRIBES,
@@ -731,7 +739,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
         for one, batch in (("none", 32), ("full", 32), ("none", 8))
     ),
     "replicated": (Probe(axes={"data": 16}), Probe("5b", "deepspeed", axes={"z": 2, "data": 8}, seq=2048)),
-    "offloaded": (Probe(axes={"data": 16}, step={"offloaded": ("moments", "core_attn")}),),
+    "offloaded": (PROBES["offloaded"],),
     "blocking": (Probe("5b", "fsdp", axes={"z": 4, "data": 2}, seq=2048, overlaps=()),),
     "context": (
         PROBES["long"],
@@ -788,6 +796,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "optimizer": ("adamw",),
     "muon_tp_mode": ("duplicated", "distributed"),
     "muon_form": ("gram", "standard"),
+    "host_optimizer": ("deepspeed",),
     "offloaded_states": (0.5,),
     "offloaded_inputs": (0.5,),
 }
@@ -805,7 +814,7 @@ OF_STEPS = {
     "whole_gradient_bytes",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "
     "parameter_overlap shard_gradients offloaded offloaded_layers master_bytes exp_avg_bytes exp_avg_sq_bytes",
-    "offloaded": "offloaded_states offloaded_inputs",
+    "offloaded": "offloaded_states offloaded_inputs host_optimizer offload_overlap",
     "scans": "scan_kernels",
     "sparse": "sparse_kernels",
     "blocking": "blocking_reduction",
