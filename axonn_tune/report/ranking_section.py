@@ -57,18 +57,8 @@ PAGE_COLUMNS = tuple(
         "logged_tflops_per_gpu",
         *("memory_bytes", "micro_batch", "recompute", "recompute_layers", "kept_layers", "wide_order"),
         *("compute_s", "tokens_per_s", "hfu"),
-        *(
-            "gpu_hours",
-            "node_hours",
-            "days",
-            "cost",
-            "energy_mwh",
-            "goodput",
-            "grad_accumulation",
-            "state",
-            "rejected_because",
-            "order",
-        ),
+        *("gpu_hours", "node_hours", "days", "cost", "energy_mwh", "goodput"),
+        *("grad_accumulation", "state", "rejected_because", "order"),
     )
 )
 _FILTERS = {"recompute": "recompute", "wide_order": "rank order", "state": "state"}
