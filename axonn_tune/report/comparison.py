@@ -48,17 +48,8 @@ from axonn_tune.report.output import (
     signed_percent,
     words,
 )
-from axonn_tune.report.ranking import (
-    COLUMNS,
-    TRAINING,
-    days_interval,
-    document_head,
-    layout_words,
-    machine_words,
-    optimizer_words,
-    training_columns,
-    training_fields,
-)
+from axonn_tune.report.ranking import COLUMNS, document_head, layout_words, machine_words, optimizer_words
+from axonn_tune.report.training import TRAINING, days_interval, training_columns, training_fields
 from axonn_tune.units import TERA, show_seconds
 
 COMPARISON_SCHEMA = "axonn-tune/comparison/1"

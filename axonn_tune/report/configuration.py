@@ -36,18 +36,8 @@ from axonn_tune.report.explain import (
 )
 from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, node_words, step_facts
 from axonn_tune.report.output import Json, percent
-from axonn_tune.report.ranking import (
-    COLLECTIVE,
-    OUTSIDE,
-    TIED,
-    days_interval,
-    is_tied,
-    page_axes,
-    show_days,
-    term_json,
-    term_row,
-    with_framework,
-)
+from axonn_tune.report.ranking import COLLECTIVE, OUTSIDE, TIED, is_tied, page_axes, term_json, term_row, with_framework
+from axonn_tune.report.training import days_interval, show_days
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
 from axonn_tune.units import counted, show_bytes, show_count, show_seconds
 

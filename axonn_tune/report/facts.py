@@ -14,8 +14,9 @@ from axonn_tune.program.count import adapter_parameters, parameters
 from axonn_tune.program.memory import room_of
 from axonn_tune.recompute import MODULES
 from axonn_tune.report.output import Column, Json, fields_of, words
-from axonn_tune.report.ranking import entry_fields, optimizer_words, training_words
+from axonn_tune.report.ranking import entry_fields, optimizer_words
 from axonn_tune.report.remarks import expert_overlap_words, format_words, logged_words, offload_words
+from axonn_tune.report.training import training_words
 from axonn_tune.specs.tuning import REST, tools
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 

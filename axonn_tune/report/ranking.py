@@ -18,7 +18,6 @@ from axonn_tune.frameworks import step_changes
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
-from axonn_tune.job import Job
 from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import Priced, Rejected, Row
@@ -33,13 +32,13 @@ from axonn_tune.report.output import (
     colored,
     count,
     fields_of,
-    percent,
     words,
 )
+from axonn_tune.report.training import days_interval, show_days, training_columns, training_fields
 from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.numbers import told
-from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count, show_seconds
+from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count
 from axonn_tune.vocabulary import VERSION
 
 _OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
@@ -269,58 +268,6 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
     return [name for name, is_shown in shown.items() if is_shown]
 
 
-TRAINING = ("gpu_hours", "node_hours", "days", "days_interval", "cost", "energy_mwh", "goodput")
-"""Columns of a whole training run."""
-
-
-def training_columns(job: Job) -> tuple[str, ...]:
-    """Those that have values: none without tokens, money and energy where the machine states what they are of."""
-    if job.tokens_total is None:
-        return ()
-    stated = {"cost": job.machine.operation.price_per_gpu_hour, "energy_mwh": job.machine.accelerator.power_w}
-    return tuple(name for name in TRAINING if stated.get(name, True))
-
-
-def training_fields(job: Job, entry: PricedLayout | None) -> Json:
-    """Cost of a training run on the given tokens, empty without them; None: of an infeasible grid."""
-    if job.tokens_total is None:
-        return {}
-    # Imported here: most searches name no tokens, and start-up time is theirs.
-    from axonn_tune.cost.economics import training_cost
-
-    return training_cost(job, entry, job.tokens_total)
-
-
-def training_words(job: Job, found: Json) -> str:
-    """The same in a sentence; empty without tokens."""
-    if not found.get("days"):
-        return ""
-    shown = (
-        ("gpu_hours", "GPU-hours", show_count),
-        ("node_hours", "node-hours", show_count),
-        ("days", "days", show_days),
-        ("cost", f"paid at {job.machine.operation.price_per_gpu_hour or 0.0:g} a GPU-hour", show_count),
-        ("energy_mwh", f"MWh at {found['power_w'] or 0.0:,.0f} W a GPU with all around it", show_count),
-        ("goodput", "goodput", percent),
-    )
-    parts = [
-        f"{show(found[name])} {words} (80%: {show(found[f'{name}_low'])} to {show(found[f'{name}_high'])})"
-        for name, words, show in shown
-        if found[name] is not None
-    ]
-    return (
-        f"{show_count(job.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}. "
-        f"Failures: {found['failures']:.3g}, each {show_seconds(found['restart_s'])} to restart and what was trained "
-        f"since the last checkpoint; best saved every {show_seconds(found['checkpoint_interval_s'])}: "
-        f"{show_bytes(found['checkpoint_bytes'])} in {show_seconds(found['checkpoint_stall_s'])}."
-    )
-
-
-def show_days(value: float) -> str:
-    """Days of a training for a person."""
-    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
-
-
 def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
     """Configurations of the contract, or none where nothing is feasible, as tables show them; the label of layouts.
 
@@ -355,12 +302,6 @@ def shown_row(config: Json, framework: Framework) -> Json:
         "tight": "tight" if fits and room_of(config["memory_bytes"], limit_bytes) == "tight" else "",
         "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
-
-
-def days_interval(config: Json) -> str | None:
-    """80% interval of the days of a training."""
-    low, high = config.get("days_low"), config.get("days_high")
-    return None if low is None or high is None else f"{show_days(low)} to {show_days(high)}"
 
 
 def layout_words(layout: Mapping[str, int]) -> str:

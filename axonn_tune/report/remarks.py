@@ -16,7 +16,8 @@ from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_
 from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields, training_words
+from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields
+from axonn_tune.report.training import training_words
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 

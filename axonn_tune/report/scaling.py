@@ -22,21 +22,18 @@ from axonn_tune.report.ranking import (
     RANKED_BY,
     SHORTEST,
     TEXT_COLUMNS,
-    TRAINING,
     axis_columns,
     entry_fields,
     explained,
     machine_words,
     optimizer_words,
     origin,
-    show_days,
     shown_axes,
     shown_rows,
-    training_columns,
-    training_fields,
     with_framework,
     without_equal_axes,
 )
+from axonn_tune.report.training import TRAINING, show_days, training_columns, training_fields
 from axonn_tune.units import counted, show_count, show_seconds
 from axonn_tune.vocabulary import VERSION
 
