@@ -184,7 +184,7 @@ def _price(text: float | str) -> float:
     return _number(text, "--price", least=0.001, most=1e6)
 
 
-def _names(option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+def _names(option: str, given: object) -> tuple[str, ...]:
     """Names joined by commas, or in a sequence."""
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
