@@ -187,9 +187,10 @@ def _price(text: float | str) -> float:
 def _names(option: str, given: object) -> tuple[str, ...]:
     """Names joined by commas, or in a sequence."""
     names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    found = [name.strip() for name in names if isinstance(name, str)] if isinstance(names, Sequence) else []
+    if not isinstance(names, Sequence) or len(found) < len(names):
         raise UsageError(f"{option}={given!r:.40}: give names, as 'a,b' or ['a', 'b']")
-    return tuple(name.strip() for name in names)
+    return tuple(found)
 
 
 def _recompute(recompute: str) -> Recompute:

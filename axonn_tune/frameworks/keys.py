@@ -91,7 +91,9 @@ class Key:
         if any(re.fullmatch(r"\d+-\d*", one) for one in self.range):
             return int(float(word)) if re.fullmatch(r"[0-9]{1,15}(?:\.0*)?", word) else None
         if any(one[0] in "<>" for one in self.range):
-            return float(word) if word not in OFF and float(word) > 0.0 else None
+            return float(word) if _fits(word, ">0") else None
+        if shares := [one for one in self.range if ".." in one]:
+            return text if any(_fits(word, one) for one in shares) else None
         return self.meanings.get(word) if self.meanings else text
 
     def write(self, value: Any) -> Any:  # noqa: ANN401 - of any field

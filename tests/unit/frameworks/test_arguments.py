@@ -13,6 +13,7 @@ import pytest
 from axonn_tune.errors import DocumentError
 from axonn_tune.frameworks.keys import (
     TABLES,
+    Key,
     all_tables,
     defaults_of,
     find,
@@ -442,3 +443,10 @@ def test_given_columns_hold_over_arguments() -> None:
     arguments = {"world_size": Stated("8", 1), "tensor_model_parallel_size": Stated("4", 1)}
     found = columns_of(arguments, {"n_gpus": Stated(64, 0)})
     assert (found["n_gpus"].value, found["dp"].value) == (64, 16)
+
+
+def test_words_in_the_place_of_numbers_mean_nothing() -> None:
+    """Guards values that are read before they are checked: a share or a number that is none is no internal error."""
+    share, number = keys_of("tuning.dropout")[0], Key("", (), "", "", frozenset(), "modelled", "", (">0",))
+    assert [share.read(text) for text in ("0.1", "oft", "2.5", "")] == ["0.1", None, None, None]
+    assert [number.read(text) for text in ("1e4", "oft", "-1", "nan")] == [1e4, None, None, None]
