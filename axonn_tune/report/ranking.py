@@ -45,16 +45,8 @@ _OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher",
 """Settings that most layouts have by default."""
 _SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "precision", "bubble_s")
 """Columns that a narrow table leaves out where all rows have one value."""
-_SPARE = (
-    "node_hours",
-    "energy_mwh",
-    "goodput",
-    "gpu_hours",
-    "tokens_per_s_per_gpu",
-    "communication_s",
-    "bubble_s",
-    "exposed_communication_s",
-)
+_MULTIPLES = ("node_hours", "energy_mwh", "goodput", "gpu_hours", "tokens_per_s_per_gpu", "communication_s")
+_PARTS = ("bubble_s", "exposed_communication_s")
 """Left out, in this order, of what is wider than a line all the same: multiples of the step or of its inverse, options
 that most rows have alike, and where time goes; then other options."""
 TIED, SHORTEST, OUTSIDE = "≈", "*", "°"
@@ -169,7 +161,7 @@ def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int)
     options = [name for name in _OPTIONS if name in whole.names]
     alike = [name for name in options if whole.most_alike(name) > len(table.rows) / 2]
     mfu = ["mfu"] * ("logged_tflops_per_gpu" in whole.names)
-    spare = [name for name in (*_SPARE[:4], *mfu, *alike, *_SPARE[4:], *options) if name != PRICES[rank_by]]
+    spare = [name for name in (*_MULTIPLES, *mfu, *alike, *_PARTS, *options) if name != PRICES[rank_by]]
     return whole.fitted(spare, aside="rejected_because", width=width)
 
 
