@@ -41,6 +41,7 @@ def priced(case: Case) -> dict[str, object]:
         **{"sequence": case.workload.sequence_length, "precision": case.workload.precision},
         **{"recompute": one.recompute, "parts": list(one.parts or ()), "tied": case.model.tied_embeddings},
         **{name: getattr(case.model, name) for name in sizes},
+        "offloaded": [*step.offloaded],
     }
 
 
