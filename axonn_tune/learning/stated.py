@@ -190,13 +190,14 @@ def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
 
 _PROGRAM = re.compile(
     r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
-    r"|^torchtitan[\w.]*$|^megatron$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
+    r"|^torchtitan[\w.]*$|^megatron$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl|tune)$"
+    r"|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
 )
 
 
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
-    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl|tune)$")
+    program = re.compile(rf"{_PROGRAM.pattern}|\.py$")
     started = [command for command in script.commands if any(program.search(word.value) for word in command)]
     # A variable's only word is no choice of a section: expandable_segments:True.
     given = (words for words in script.variables.values() if len(words) > 1 or not any(map(is_choice, words)))

@@ -17,6 +17,7 @@ from axonn_tune.errors import AxonnTuneError
 from axonn_tune.frameworks.keys import TRANSLATED, Key, find, table, tables_of
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
+from axonn_tune.program.count import adapter_parameters
 from axonn_tune.specs.catalog import load_machine
 
 CASES = Path(__file__).parents[2] / "fixtures" / "trainers" / "cases.yaml"
@@ -180,3 +181,27 @@ def float_or(text: str) -> object:
         return float(text)
     except ValueError:
         return text
+
+
+R8, LINEAR = 8, ("q", "k", "v", "o", "gate", "up", "down")
+BY_DEFAULT = {
+    "LLaMA-Factory": ("a.yaml", "model_name_or_path: x\nstage: sft\ncutoff_len: 2048\nbf16: true\n", R8, LINEAR),
+    "ms-swift": ("a.sh", "NPROC_PER_NODE=8 swift sft --model x --max_length 2048 --torch_dtype bfloat16", R8, LINEAR),
+    "TRL": ("a.sh", "torchrun --nproc_per_node 8 sft.py --use_peft --max_length 2048 --bf16", 16, ("q", "v")),
+    "axolotl": ("a.yaml", "base_model: x\nadapter: lora\nlora_r: 32\nlora_target_linear: true\n", 32, LINEAR),
+}
+
+
+@pytest.mark.parametrize("tool", BY_DEFAULT)
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "qwen3-32b"])
+def test_adapters_by_the_defaults_of_a_tool_have_their_parameters(tool: str, name: str, tmp_path: Path) -> None:
+    """Guards rank and targets of each tool that a file leaves open, as r(i + o) of each matrix."""
+    file, text, rank, targets = BY_DEFAULT[tool]
+    (tmp_path / file).write_text(text, "utf-8")
+    case = read_run(tmp_path / file, given={"n_gpus": "8", "seq": "2048", "gbs": "64"}, model=name).case(H100)
+    one = case.model
+    q, kv = one.heads * one.head_dim, one.kv_heads * one.head_dim
+    both = {"q": one.hidden + q, "k": one.hidden + kv, "v": one.hidden + kv, "o": one.hidden + q}
+    both |= dict.fromkeys(("gate", "up", "down"), one.hidden + one.ffn)
+    found = adapter_parameters(one.tuned(case.workload.tuning))
+    assert found == rank * one.layers * sum(both[target] for target in targets)
