@@ -61,7 +61,7 @@ CALLS = [
     (f"{SMALL} --framework megatron-core --cuda-graphs --recompute full", 2, "CUDA graphs of full exclude it"),
     (f"{CORE} --columns epp", 2, "no column 'epp', did you mean"),
     (f"{CORE} --set machine.nvlink.ranks=72", 2, "--set nvlink.ranks: no 'nvlink', did you mean tiers.nvlink?"),
-    (f"{CORE} --tp-size 8", 2, "No such option '--tp-size'. (Did you mean one of: '--optimizer', '--tp'?)"),
+    (f"{CORE} --tp-size 8", 2, "No such option '--tp-size'. (Did you mean one of: '--optimizer', '--price', '--tp'?)"),
     (f"{CORE} --recompute-modules moe_act", 2, "of modules is --recompute NAME,NAME"),
     (f"{CORE} --tp ٢", 2, "--tp needs a whole number from 1 to 2,147,483,647, got '٢'"),
     (f"{CORE} --set model.rotary_base=1e400", 2, "rotary_base: must be a finite number"),
