@@ -580,15 +580,26 @@ def beside_others(kind: str, framework: str, arguments: Arguments, written: Mapp
     """
     if switch := _true(arguments, "recompute_activations"):
         arguments = {**arguments, "recompute_granularity": Stated("selective", switch.line)}
+    for one in _holding(kind, framework, arguments):
+        terms = [found for found in map(_TERM.fullmatch, one["when"].split()) if found]
+        line = next(arguments[found[2]].line for found in terms if found[2] in arguments)
+        name, value = one["argument"], arguments.get(one["argument"], Stated("True", 0)).value
+        choices = next((found[4].split("|") for found in terms if found[3] == "!=" and found[2] == name), [])
+        near = (suggest(word, choices) for word in re.findall(r"\w+", value.lower()) if word not in choices)
+        typed = f"{written.get(name, name)}{'' if value == 'True' else f' {value}'}"
+        yield Problem(typed, one["why"] + (next(filter(None, near), "") if choices else ""), line)
+
+
+def idle_names(framework: str, arguments: Arguments) -> set[str]:
+    """Arguments that are idle beside others."""
+    return {one["argument"] for one in _holding("idle", framework, arguments)}
+
+
+def _holding(kind: str, framework: str, arguments: Arguments) -> Iterator[Mapping[str, str]]:
+    """Rows of the table KIND that hold."""
     for one in records(kind):
         if framework in one["frameworks"].split() and all(_holds(term, arguments) for term in one["when"].split()):
-            terms = [found for found in map(_TERM.fullmatch, one["when"].split()) if found]
-            line = next(arguments[found[2]].line for found in terms if found[2] in arguments)
-            name, value = one["argument"], arguments.get(one["argument"], Stated("True", 0)).value
-            choices = next((found[4].split("|") for found in terms if found[3] == "!=" and found[2] == name), [])
-            near = (suggest(word, choices) for word in re.findall(r"\w+", value.lower()) if word not in choices)
-            typed = f"{written.get(name, name)}{'' if value == 'True' else f' {value}'}"
-            yield Problem(typed, one["why"] + (next(filter(None, near), "") if choices else ""), line)
+            yield one
 
 
 def _holds(term: str, arguments: Arguments) -> bool:

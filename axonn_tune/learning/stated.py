@@ -38,7 +38,15 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
-from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, is_choice, known_name, named_values
+from axonn_tune.learning.arguments import (
+    SWITCHES,
+    beside_others,
+    columns_of,
+    idle_names,
+    is_choice,
+    known_name,
+    named_values,
+)
 from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
@@ -555,10 +563,13 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
         found.pop("gradient_accumulation_steps", None)
     if framework.endswith("-eager"):
         found.pop("compile.components", None)
+    every = {**found, **preset}
+    # What another one leaves without effect is nothing that is assumed.
+    idle = idle_names(framework, {**{name: Stated(value, 0) for name, value in every.items()}, **stated})
     return {
         name: value
-        for name, value in {**found, **preset}.items()
-        if name not in stated
+        for name, value in every.items()
+        if name not in {*stated, *idle}
         and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
         and not (name == "group_query_attention" and grouped)
     }
