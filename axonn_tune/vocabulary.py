@@ -47,6 +47,10 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lion", "adafactor", "muon")
 Moments = Literal["fp32", "fp16", "bf16", "fp8"]
 MOMENT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Types of Adam's moments that a precision-aware optimizer has."""
+PipelineOrder = Literal["1f1b", "zb1p", "zbv", "dualpipe-v", "v-half", "v-min"]
+PIPELINE_ORDERS: tuple[PipelineOrder, ...] = get_args(PipelineOrder)
+"""Orders of passes of pipeline stages (`program.schedules`): 1F1B, plain or interleaved, and those that split the
+backward pass."""
 Tune = Literal["full", "lora", "qlora", "dora", "head"]
 TUNES: tuple[Tune, ...] = get_args(Tune)
 """What of a model trains: all of it; adapters of low rank, of a base in 4 bits, or with magnitudes; the LM head."""

@@ -21,13 +21,15 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Kind: TypeAlias = Literal["F", "B"]
+Kind: TypeAlias = Literal["F", "B", "I", "W"]
+"""Forward, whole backward; of a backward pass that is split the input's gradient, and the weights'
+(`program.schedules`)."""
 Integers: TypeAlias = NDArray[np.int64]
 Count: TypeAlias = int | Integers
 
 
 class Operation(NamedTuple):
-    """One forward or backward of a micro-batch through a chunk."""
+    """One pass of a micro-batch through a chunk."""
 
     kind: Kind
     chunk: int
