@@ -527,7 +527,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
             run = run.with_given({"n_gpus": gpus})
         script = request.script(gpus=gpus)
         said += [] if script is None else [f"{script.path}: {words}" for words in (*script.assumed, *script.ignored)]
-        given = _given(request, script, _beside(path))
+        given = _given(request, script, _beside(path, request))
         asked = {name: given.pop(name) for name in request.asked if name in given.keys() & run.columns.keys()}
         log, place = run.completed(given), f"{path.name}:{run.lines[0]}"
         doubted = [name for name, value in asked.items() if not is_same(log.columns[name].value, value, name)]
@@ -595,14 +595,16 @@ def _given(
     return given
 
 
-def _beside(path: Path) -> dict[str, str]:
-    """Columns from `LOG.yaml` beside a log; DocumentError for what is no column."""
+def _beside(path: Path, request: EvidenceRequest) -> dict[str, str]:
+    """Columns from `LOG.yaml` beside a log, unless that is its run's config; DocumentError for what is no column."""
     beside = path.with_suffix(".yaml")
-    if beside == path or not beside.is_file():
+    config = request.from_command
+    if beside == path or not beside.is_file() or (config is not None and beside.samefile(config)):
         return {}
     found = read_config(read_text(beside), source=str(beside)).mapping()
     if unknown := [name for name in found if name not in COLUMNS]:
-        raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}")
+        config = f"; a config of the run is given by --from-command {beside}"
+        raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}{config}")
     said = {name: str(node.plain()) for name, node in found.items()}
     wrong = [
         (name, odd) for name, value in said.items() if value.lower() not in SILENT and (odd := odd_fact(name, value))

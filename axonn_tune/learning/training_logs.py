@@ -1,9 +1,10 @@
 """Reads training logs: step times, layout and batch of each run, as rows of the step CSV.
 
 Read are logs of Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, Primus, ms-swift, NeMo, torchtitan,
-DeepSpeed, PyTorch Lightning (progress bar, metrics.csv), Hugging Face's Trainer (bar, summary, trainer_state.json) and
-MLPerf. Lines are recognised by what the framework prints, so labels of srun, mpirun and torchrun, colours and other
-output do not matter.
+DeepSpeed, PyTorch Lightning (progress bar, metrics.csv), Hugging Face's Trainer (bar, summary, trainer_state.json,
+all_results.json) and what descends from it (LLaMA-Factory's trainer_log.jsonl, ms-swift's logging.jsonl), torchtune,
+NeMo-RL's and verl's SFT, and MLPerf. Lines are recognised by what the framework prints, so labels of srun, mpirun and
+torchrun, colours and other output do not matter.
 A run ends where the log begins another or states another layout or batch. Of several kinds of lines that state step
 times, the first of `_KINDS` counts.
 
@@ -110,6 +111,8 @@ def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
     reader = _Reader(str(path))
     if text.lstrip()[:1] == "{" and '"log_history"' in text:
         reader.trainer_state(text)
+    elif text.lstrip()[:1] == "{" and _RESULTS.search(text):
+        reader.results(text)
     elif _is_metrics_csv(text):
         reader.metrics_csv(text)
     else:
@@ -172,17 +175,21 @@ _KINDS = tuple(_Kind(**one) for one in _LINES)
 """The most reliable first: of several kinds of lines in a run, the first counts. Every pattern is linear: it consumes
 what it tries (`++`), or stops where another match could begin."""
 
+_PRECISE = 3
+"""Digits of a rate that a step's time is known by."""
 _LONGEST, _DIGITS = 1 << 12, re.compile(r"(\d{40})\d++")
 """Of a line, more says nothing of a step."""
 _UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
 
 _LOOKS = re.compile(
     r"elapsed time per iteration|train_step_timing in s|:::MLLOG|CurrSamplesPerSec=|iter time \(\w++\):"
-    r"|MODEL_TFLOP/s/GPU|'train_runtime'|'train_speed\(|\"log_history\""
+    r"|MODEL_TFLOP/s/GPU|['\"]train_runtime['\"]|train_speed\(|\"log_history\"|\"current_steps\": \d++, \"total_steps\""
+    r"|tokens_per_second_per_gpu\"?:|train/time\(s\):|policy_training: [\d.]++s|perf/time_per_step:"
 )
 _LOOKS_IN_ORDER = (
     ("step:", re.compile(r"^(?>.*?step:[ \t]*+\d++[ \t])(?>.*?loss:).*?[tw]ps:", re.MULTILINE)),
     ("Epoch ", re.compile(r"^(?>.*?Epoch \d++:).*?(?:it/s|s/it)", re.MULTILINE)),
+    ("%|", re.compile(r"^(?>.*?%\|[^|\n]*+\| \d++/\d++ \[).*?(?:it/s|s/it)\]", re.MULTILINE)),
 )
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+\x07|[@-Z\\-_])")
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:|\[(?:default|rank)\d+\]:)[ \t]?")
@@ -200,6 +207,14 @@ _EPOCH = re.compile(r"Epoch (\d++):")
 _BAR = re.compile(r"(?<![\d/])(\d++)/(\d++)\s*+(?:\[[\d:]++<[^,\[\]]*+,|\d:\d\d:\d\d • \S++)\s*+([\d.]++) ?(s/it|it/s)")
 _NEMO_BAR = re.compile(r"(?<!\d)(\d++)/\d++ \[")
 _SUMMARY = "{'train_runtime': "
+_RESULTS = re.compile(r"^\s*+\"train_runtime\": ", re.MULTILINE)
+"""Of all_results.json and train_results.json, a line of which has the time of the whole run."""
+_ELAPSED = re.compile(
+    r"\"current_steps\": (?P<done>\d++), \"total_steps\": (?P<all>\d++),(?>.*?\"elapsed_time\": \")"
+    r"(?:(?P<d>\d++) days?, )?(?P<h>\d++):(?P<m>\d\d):(?P<s>\d\d)\""
+)
+"""LLaMA-Factory's trainer_log.jsonl: steps, and the time since the first began (hiyouga/LLaMA-Factory@ff6d4d12,
+src/llamafactory/train/callbacks.py)."""
 _TFLOPS = re.compile(
     r"(?:\(TFLOP/s/GPU\):|TFLOPs:|tflops:|TFLOPS_per_GPU[:=])\s*+(\d{1,5}(?:,\d{3})?(?:\.\d{1,6})?)(?![\d.])"
 )
@@ -341,16 +356,29 @@ class _Reader:
             steps, before = (_step(found[2]), *((_step(epoch[1]),) if epoch else ()), _step(found[1])), found.end()
             self.now.bar_steps = max(self.now.bar_steps, 0 if epoch else steps[0])
             yield _Reading("epoch bar" if epoch else "bar", steps, number, rate if found[4] == "s/it" else 1.0 / rate)
+        if (found := _ELAPSED.search(text)) and (done := _step(found["done"])):
+            days, hours, minutes, seconds = (int(found[unit] or 0) for unit in "dhms")
+            elapsed_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
+            yield _Reading("elapsed", (_step(found["all"]), 0, done), number, max(elapsed_s, 0.5) / done)
         if _SUMMARY in text:
-            # What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were.
-            values = dict(re.findall(r"'(\w+)': '?([^,'}]+)", text[text.index(_SUMMARY) :]))
-            rates, count = values.get("train_steps_per_second", "0"), self.now.bar_steps
-            # A rate with two or three decimals is too coarse for a slow step.
-            if not count and len(re.sub(r"^[0.]+|\D", "", rates)) < 3:
-                words = f"{rates} steps per second is too coarse for a step's time, and no bar counts the steps"
-                raise _Unusable(words)
-            time_s = _number(values["train_runtime"]) / count if count else 1.0 / _number(rates)
-            yield _Reading("summary", (count,), number, time_s)
+            yield self._summary(dict(re.findall(r"'(\w+)': '?([^,'}]+)", text[text.index(_SUMMARY) :])), number)
+        if "perf/time_per_step:" in text:
+            raise _Unusable("a step of reinforcement learning generates answers, which is not priced")
+
+    def _summary(self, values: Mapping[str, str], number: int) -> _Reading:
+        """What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were."""
+        if count := self.now.bar_steps:
+            return _Reading("summary", (count,), number, _number(values["train_runtime"]) / count)
+        rates: tuple[tuple[str, Per], ...] = (
+            ("train_steps_per_second", "step"),
+            ("train_samples_per_second", "sample"),
+        )
+        for name, per in rates:
+            # A rate with two or three decimals is too coarse for a slow step; a step has many samples.
+            if len(re.sub(r"^[0.]+|\D", "", rate := values.get(name, "0"))) >= _PRECISE:
+                return _Reading("summary", (0,), number, 1.0 / _number(rate), per)
+        rate = values.get(rates[0][0], "0")
+        raise _Unusable(f"{rate} steps per second is too coarse for a step's time, and no bar counts the steps")
 
     def _time(self, found: re.Match[str], number: int) -> float:
         """Seconds of a printed time or rate; a unit that is not known is a problem of the whole file."""
@@ -409,6 +437,15 @@ class _Reader:
         else:
             self.now.readings.append(_Reading("summary", (1,), line, time))
 
+    def results(self, text: str) -> None:
+        """all_results.json and train_results.json of Hugging Face's Trainer: time and rates of the whole run."""
+        try:
+            values = {name: str(value) for name, value in json_of(text).items()}
+            line = text[: text.index('"train_runtime"')].count("\n") + 1
+            self.now.readings.append(self._summary(values, line))
+        except (ValueError, AttributeError, RecursionError) as error:
+            self.problems.append(Problem("", f"states no step's time: {error}", getattr(error, "lineno", 1)))
+
     def metrics_csv(self, text: str) -> None:
         """metrics.csv of Lightning: NeMo's column of step times, or the clock of its ThroughputMonitor."""
         table = csv.DictReader(io.StringIO(text, newline=""))
@@ -434,8 +471,10 @@ class _Reader:
             segment.readings += _block_readings(segment.blocks)
         found = [run for one in self.segments if not problems and (run := _run(self.path, one)) is not None]
         if not found and not problems:
-            said = [Problem("", words, line) for one in self.segments for line, words in one.left_out]
-            problems = said or [Problem("", "holds no line that states a step's time", 1)]
+            said = {words: line for one in reversed(self.segments) for line, words in reversed(one.left_out)}
+            problems = [Problem("", words, line) for words, line in reversed(said.items())] or [
+                Problem("", "holds no line that states a step's time", 1)
+            ]
         if problems:
             raise DocumentError(self.path, problems)
         return tuple(found)
@@ -478,11 +517,11 @@ def _is_metrics_csv(text: str) -> bool:
 def _run(path: str, segment: _Segment) -> LoggedRun | None:
     """A run of lines with one layout; None if they state no time."""
     kinds = {one.kind for one in segment.readings}
-    found = next((one for one in _KINDS if one.name in kinds), None)
-    if found is None:
+    present = [one for one in _KINDS if one.name in kinds]
+    if not present:
         return None
-    if kinds == {"bar", "summary"} and len({one.step for one in segment.readings}) < FEWEST_BARS:
-        found = _KINDS[-1]
+    bars = {one.step for one in segment.readings if one.kind == "bar"}
+    found = present[len(present) > 1 and present[0].name == "bar" and len(bars) < FEWEST_BARS]
     kind = found.name
     others = kinds - {kind}
     assumed = [f"step times are those of {kind!r} lines; {', '.join(sorted(others))} is not used"] if others else []
@@ -515,21 +554,28 @@ def _steps(kind: str, segment: _Segment) -> tuple[list[_Reading], list[str]]:
             first.setdefault(one.step, one)
     found = [first[step] for step in sorted(first)]
     if kind == "epoch bar":
-        return _of_epochs(found)
+        return _of_epochs(found), ["times are means from a fifth of an epoch to its end; a batch is taken for a step"]
+    if kind in ("swift rate", "swift time", "elapsed"):
+        if kind != "elapsed":
+            found = [replace(one, step=(one.step[1], 0, one.step[0])) for one in found]
+        return _of_epochs(found), ["the time is a mean from a fifth of the run to its last line"]
     if kind == "bar":
         # Evaluation and other loops have bars of their own, shorter than training's.
         largest = max(bar.step[0] for bar in found)
         words = "step times are the smoothed ones of the longest progress bar, taken for training's"
         return [bar for bar in found if bar.step[0] == largest], [words]
-    if kind.startswith("swift"):
-        return found[-1:], ["the time is the mean since the run began, of its last line"]
+    if kind == "torchtune":
+        return found, ["the log counts tokens with a label alone: with masked prompts a step is shorter than it says"]
     if kind == "summary":
         return found, ["the time is the mean of a whole run: warm-up, evaluation and checkpoints are in it"]
     return found, []
 
 
-def _of_epochs(bars: list[_Reading]) -> tuple[list[_Reading], list[str]]:
-    """One time for each epoch of Lightning's bars, which print the mean time since the epoch began."""
+def _of_epochs(bars: list[_Reading]) -> list[_Reading]:
+    """One time for each epoch of lines that print the mean time since it began, as Lightning's bars do.
+
+    Their steps are how many an epoch has, its number, and how many are done.
+    """
     largest = max(bar.step[0] for bar in bars)
     epochs: dict[int, list[_Reading]] = {}
     for bar in bars:
@@ -543,8 +589,7 @@ def _of_epochs(bars: list[_Reading]) -> tuple[list[_Reading], list[str]]:
         time = (last.step[2] * last.time_s - before * start.time_s) / (last.step[2] - before)
         if time > 0:
             found.append(replace(last, time_s=time))
-    words = "times are means from a fifth of an epoch to its end; a batch is taken for a step"
-    return found or bars, [words]
+    return found or bars
 
 
 def _deviation(times_s: Sequence[float]) -> float:

@@ -148,15 +148,92 @@ def test_logs_of_later_releases_without_throughput_are_megatron_cores(before: st
     assert {name: run.columns[name].value for name in ("tp", "pp") if head} == ({"tp": 2, "pp": 2} if head else {})
 
 
-@pytest.mark.parametrize("speed", ["'train_speed(iter/s)': 0.25", "'train_speed(s/it)': 4.0"])
-def test_dictionaries_of_ms_swift_state_the_mean_since_the_run_began(speed: str, tmp_path: Path) -> None:
-    """Guards what `swift sft` prints: the last line has the most steps in its mean."""
-    first = re.sub(r"[\d.]+$", "1.0", speed)
-    run = only(
-        tmp_path, [f"{{'loss': 1.2, 'memory(GiB)': 58.5, {one}, 'epoch': 0.1}}" for one in (first, first, speed)]
-    )
-    assert run.step_s == pytest.approx(4.0)
-    assert run.assumed == ("the time is the mean since the run began, of its last line",)
+TWICE = [(at, 9.0 if at < 3 else 4.0) for at in range(1, 12)]
+"""Steps with their seconds: two of warm-up."""
+OF_TOOLS: dict[str, tuple[list[str], float]] = {
+    "ms-swift, rate": (
+        [
+            f"{{'loss': 1.2, 'global_step/max_steps': '{done}/90', 'memory(GiB)': 58.5, 'train_speed(iter/s)': {rate}}}"
+            for done, rate in ((5, 0.125), (10, 0.16666667), (50, 0.22727273))
+        ],
+        # 220 s for 50 steps, of which 60 s for the first 10.
+        160 / 40,
+    ),
+    "ms-swift, logging.jsonl": (
+        [
+            f'{{"loss": 1.2, "global_step/max_steps": "{done}/90", "elapsed_time": "9s", "train_speed(s/it)": {mean}}}'
+            for done, mean in ((5, 8.0), (10, 6.0), (50, 4.4))
+        ],
+        160 / 40,
+    ),
+    "megatron sft": ([str({"iteration": "20/90", "elapsed_time": "1m 20s", "train_speed(s/it)": 4.0})], 4.0),
+    "LLaMA-Factory, trainer_log.jsonl": (
+        [
+            f'{{"current_steps": {done}, "total_steps": 90, "loss": 1.2, "lr": 1e-05, "epoch": 0.1, "percentage": 1.0, '
+            f'"elapsed_time": "{clock}", "remaining_time": "2 days, 0:10:00", "throughput": 812.5}}'
+            for done, clock in ((0, "0:00:00"), (10, "0:01:00"), (50, "1 day, 0:03:40"), (50, "1 day, 0:08:00"))
+        ],
+        (86400 + 160) / 40,
+    ),
+    "verl": ([f"step:{at} - train/loss:1.2 - train/lr(1e-3):0.01 - train/time(s):{one}" for at, one in TWICE], 4.0),
+    "NeMo-RL": (
+        [
+            line
+            for at, one in TWICE
+            for line in (
+                f"{'=' * 25} Step {at}/90 {'=' * 25}",
+                f"  • Total step time: {one + 0.5:.2f}s",
+                f"  • policy_training: {one:.2f}s (89.1%)",
+                "  • data_processing: 0.40s (8.9%)",
+            )
+        ],
+        4.0,
+    ),
+    "a bar": ([f" {at}%|# | {at}/90 [00:{4 * at:02d}<05:50,  {one:.2f}s/it]" for at, one in TWICE], 4.0),
+    "all_results.json": (
+        ['{"epoch": 3.0,', '"train_runtime": 900.5,', '"train_steps_per_second": 0.125, "train_loss": 1.1}'],
+        8.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", OF_TOOLS)
+def test_logs_of_tools_that_people_tune_with_are_read(tool: str, tmp_path: Path) -> None:
+    """Guards lines of each tool, means since a run began without its start, and that they are known by them."""
+    lines, step_s = OF_TOOLS[tool]
+    assert looks_like_training_log("\n".join(lines))
+    assert only(tmp_path, lines).step_s == pytest.approx(step_s, rel=2e-4)
+
+
+def test_rates_of_tokens_and_samples_take_their_batch(tmp_path: Path) -> None:
+    """Guards torchtune's tokens per second and GPU in both formats, and a summary that is too coarse for steps."""
+    given = {"gbs": "16", "seq": "2048", "n_gpus": "8"}
+    plain = [f"Step {at} | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:{4096 / one} " for at, one in TWICE]
+    json = [f'{{"step": {at}, "loss": 1.2, "tokens_per_second_per_gpu": {4096 / one}}}' for at, one in TWICE]
+    summary = [
+        "{'train_runtime': '900.5', 'train_samples_per_second': '4.00', 'train_steps_per_second': '0.2', 'epoch': '1'}"
+    ]
+    for lines in (plain, json, summary):
+        assert only(tmp_path, lines).with_given(given).step_s == pytest.approx(4.0)
+
+
+def test_steps_of_reinforcement_learning_are_refused_once(tmp_path: Path) -> None:
+    """Guards verl's PPO: most of its step is no training, and one line says so, not one a step."""
+    with pytest.raises(DocumentError) as caught:
+        only(tmp_path, [f"step:{at} - timing_s/update_actor:12.1 - perf/time_per_step:55.2" for at in (1, 2, 3)])
+    assert str(caught.value).count("generates answers") == 1
+
+
+def test_a_config_beside_its_log_is_no_list_of_columns(tmp_path: Path) -> None:
+    """Guards run.jsonl with the run.yaml that started it: its steps, and the layout that the config states."""
+    log, config = tmp_path / "run.jsonl", tmp_path / "run.yaml"
+    log.write_text("\n".join(OF_TOOLS["LLaMA-Factory, trainer_log.jsonl"][0]) + "\n", "utf-8")
+    config.write_text("model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ncutoff_len: 2048\nbf16: true\n", "utf-8")
+    request = EvidenceRequest(paths=[log], machine="dgx-h100", from_command=config, facts={"n_gpus": "8"})
+    (sample,) = read_evidence(request).samples
+    assert sample.ranks == 8
+    with pytest.raises(UsageError, match=r"no column 'model_name_or_path'.*--from-command"):
+        read_evidence(EvidenceRequest(paths=[log], machine="dgx-h100", facts={"n_gpus": "8"}))
 
 
 def test_rates_need_what_a_step_processes(tmp_path: Path) -> None:
