@@ -26,13 +26,13 @@ from axonn_tune.cost.uncertainty import (
     with_software,
 )
 from axonn_tune.frameworks import step_on
-from axonn_tune.frameworks.step import HOST_BYTES, NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.program.lengths import batched_tokens, own_tokens, padding, step_spread
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.operations import PLAIN, HostWork, captured_layers, is_captured
+from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
@@ -276,6 +276,7 @@ class Detail(PricedLayout):
     layers not resharded as found. Computation includes host_s, the accelerator's wait for its host, and contended_s,
     the slowdown from overlap. The bubble is that of the stage with the most computation, `busiest`, to which
     `computing` belongs: its kind, and the values of its symbols. times: of all stages, None without a pipeline.
+    host_bytes: what the ranks of a node of one stage keep on their host, of the stage with most.
     """
 
     communication_s: float
@@ -290,6 +291,7 @@ class Detail(PricedLayout):
     awaiting: Callable[[], tuple[Term, ...]] = field(default=tuple, compare=False, repr=False)
     computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
     times: StageTimes | None = field(default=None, compare=False, repr=False)
+    host_bytes: float = 0.0
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property
@@ -340,22 +342,6 @@ class Detail(PricedLayout):
         return price(
             replace(self.job, framework=self.job.framework.with_step(offloaded=(), offloaded_layers=0.0)), self.layout
         )
-
-    @cached_property
-    def host_bytes(self) -> float:
-        """What the ranks of a node keep on their host, bytes: of an element that is updated there weight, gradient and
-        moments in FP32, and weights and saved activations that are not on their GPUs."""
-        if (plain := self.without_offload) is None:
-            return 0.0
-        clock, stage = self.clock
-        ends = (step for step, _ in self.program.calls(stage) if isinstance(step, HostWork))
-        updated = sum(float(size.evaluate(clock.values)) for step in ends for size in step.updated)
-        kept, moved = (
-            sum(float(size) for name, size in one.memory.items if name.startswith(("saved", "compute weights")))
-            for one in (plain, self)
-        )
-        ranks = min(self.grid.world, self.job.machine.launcher.ranks_per_node)
-        return ranks * (HOST_BYTES * updated + kept - moved)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -415,6 +401,7 @@ def detail_of(pricer: Pricer) -> Detail:
         busiest=joined.slowest,
         awaiting=lambda: (*pricer.terms(busiest), *joined.sends(joined.slowest)),
         times=joined.times,
+        host_bytes=pricer.host_bytes,
         computing=(busiest.replay.work.stage, settled[joined.slowest][0]) if stages > 1 else None,
         record=shown.record,
     )

@@ -23,7 +23,7 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import executed_flops, padded_alignment, symbol_values, table_alignment
-from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.memory import KnownSizes, Memory, host_bytes, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import PLAIN, Collective, Sent
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.step import (
@@ -330,6 +330,14 @@ class Pricer:
     def memory(self) -> Memory:
         """Memory of the stage that needs most."""
         return max((memory for _, memory in self.settled), key=lambda memory: float(memory.total_bytes))
+
+    @property
+    def host_bytes(self) -> float:
+        """What a node's ranks keep on their host, of the stage that keeps most."""
+        if not self.options.offloads:
+            return 0.0
+        ranks = min(self.grid.world, self.machine.launcher.ranks_per_node)
+        return max(float(host_bytes(self.program, values, ranks)) for values, _ in self.settled)
 
     @cached_property
     def send(self) -> tuple[Collective, float, float]:

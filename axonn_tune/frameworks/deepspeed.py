@@ -37,6 +37,7 @@ from axonn_tune.frameworks.description import (
     Run,
     Section,
     Value,
+    on_host,
 )
 from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, MODEL, values_of
@@ -60,10 +61,14 @@ _STEP = StepOptions(
     muon_form="gram",
     muon_apart_gate=True,
     muon_cut=True,
+    host_optimizer="deepspeed",
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 
-_SETTABLE = ("gather_prefetch", "weight_gradient", "data_parallel", "gradient_bytes", "shard_gradients", "optimizer")
+_SETTABLE = (
+    *("gather_prefetch", "weight_gradient", "data_parallel", "gradient_bytes", "shard_gradients", "optimizer"),
+    *("offloaded", "offloaded_states"),
+)
 _LARGEST = 10**15
 """Elements that no model has."""
 
@@ -75,10 +80,9 @@ def launch(run: Run) -> Command:
     resharded after forward, stages of other sizes than DeepSpeed's, FP32 and another rank order.
     """
     run.check(settable=_SETTABLE, precisions=("bf16", "fp16"))
-    if run.step.shard_gradients and run.size("pipeline") > 1:
-        raise run.cannot(
-            "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"
-        )
+    if _stage(run) == 2 and run.size("pipeline") > 1:
+        named = "step.shard_gradients" if run.step.shard_gradients else "gradients of step.offloaded"
+        raise run.cannot("ZeRO-2 with pipeline stages", f"its pipeline module has ZeRO-1: leave out {named}")
     config = json.dumps(_config(run), indent=2) + "\n"
     if run.size("x") * run.size("pipeline") > 1:
         return _megatron(run, config)
@@ -155,8 +159,25 @@ def _optimizer(run: Run) -> dict[str, object]:
 
 
 def _stage(run: Run) -> int:
-    """ZeRO's stage."""
-    return 3 if run.size("z") > 1 else 2 if run.step.shard_gradients else 1
+    """ZeRO's stage; gradients on the host are of those that split them."""
+    return 3 if run.size("z") > 1 else 2 if run.step.shard_gradients or "gradients" in run.step.offloaded else 1
+
+
+def _offloaded(run: Run) -> dict[str, object]:
+    """What stages keep on the host; UsageError for what none does. Source: runtime/zero/offload_config.py."""
+    step, stage = run.step, _stage(run)
+    if not step.offloads:
+        return {}
+    states = ("moments", "master", *(("gradients",) if stage > 1 else ()))
+    if {*step.offloaded} - {"weights"} != {*states} or ("weights" in step.offloaded and stage < 3):
+        said = ", ".join(step.offloaded) or "layers"
+        raise run.cannot(f"{said} on the host with ZeRO-{stage}", f"ask for step.offloaded={','.join(states)}")
+    if step.offloaded_states < 1.0 and stage < 3:
+        raise run.cannot(f"a share of states on the host with ZeRO-{stage}", "leave out step.offloaded_states")
+    found: dict[str, object] = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    if step.offloaded_states < 1.0:
+        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": step.offloaded_states}
+    return found | ({"offload_param": {"device": "cpu", "pin_memory": True}} if "weights" in step.offloaded else {})
 
 
 def _zero(run: Run) -> dict[str, object]:
@@ -170,6 +191,7 @@ def _zero(run: Run) -> dict[str, object]:
         "contiguous_gradients": True,
         "reduce_bucket_size": 500_000_000,
         "allgather_bucket_size": 500_000_000,
+        **_offloaded(run),
     }
     if run.size("z") == 1:
         return found
@@ -191,7 +213,9 @@ _WRITTEN = {
         no_query_key_layer_scaling
     """,
     "batch": "micro_batch_size global_batch_size",
-    "parallelism": "tensor_model_parallel_size pipeline_model_parallel_size no_pipeline_parallel zero_stage",
+    "parallelism": """
+        tensor_model_parallel_size pipeline_model_parallel_size no_pipeline_parallel zero_stage cpu_optimizer
+    """,
     "recompute": "checkpoint_activations deepspeed_activation_checkpointing recompute_granularity",
     "precision": "bf16 fp16",
     "deepspeed": "",
@@ -215,6 +239,7 @@ def _values(run: Run) -> dict[str, Value]:
         "no_query_key_layer_scaling": True,
         "no_pipeline_parallel": stages == 1,
         "zero_stage": _stage(run),
+        "cpu_optimizer": run.step.offloads,
         "checkpoint_activations": full,
         "deepspeed_activation_checkpointing": full,
         "recompute_granularity": "selective" if run.recompute == "selective" else None,
@@ -251,6 +276,7 @@ DEEPSPEED = Framework(
     packings=PACKINGS,
     searches_some=False,
     tuner="peft",
+    offload=on_host("moments", "master", "gradients"),
     optimizers={
         **dict.fromkeys(("adamw", "sgd", "lion"), ()),
         # runtime/zero/stage3.py; deepspeedai/DeepSpeed issue 8443.

@@ -105,6 +105,12 @@ OWN_SAVERS = (
 )
 """Of frameworks whose steps have them."""
 
+
+def on_host(*states: str) -> Saver:
+    """What is in the memory of the host, which takes time."""
+    return Saver("optimizer in host memory", "set", f"step.offloaded={','.join(states)}")
+
+
 FUSED = Software()
 """Kernels as well fused as the programs say, and a host that is never late."""
 
@@ -130,10 +136,11 @@ class Framework:
     only releases before the one of its commands have; format_options: step options of theirs that it can be told.
     asked_axes: axes that it has on demand alone. precision_aware: it reduces gradients in BF16 on demand, and keeps
     optimizer states in types of their own. savers: options that take less memory, from what changes a run least to what
-    changes most. cuda_graphs: scopes that it captures, its default first, each with the
-    layouts that it then cannot run. exchanges: of context parallelism, those that a search compares; without any, that
-    of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has that of
-    its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
+    changes most; offload: the one that takes time for it. cuda_graphs: scopes that it captures, its default first, each
+    with the layouts that it then cannot run. exchanges: of context parallelism, those that a search compares; without
+    any, that of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has
+    that of its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch
+    and
     combine. swaps_heads: context parallelism around recurrences swaps tokens for heads; else there is none.
     streams_in_stage: hyper-connections are in one stage, but for models with these parts, which another branch trains.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
@@ -173,6 +180,7 @@ class Framework:
     searches_some: bool = True
     precision_aware: bool = False
     savers: tuple[Saver, ...] = OWN_SAVERS
+    offload: Saver | None = None
     formats: tuple[Precision, ...] = ()
     older_formats: tuple[Precision, ...] = ()
     format_options: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from axonn_tune.frameworks.command import (
     sizes_words,
     tuned_script,
 )
-from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
+from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section, on_host
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.specs.model import Model
 from axonn_tune.vocabulary import OPTIMIZERS, PACKINGS, Precision
@@ -42,6 +42,20 @@ STEP = StepOptions(
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 
+_EVERYTHING = ("moments", "master", "gradients", "weights")
+ON_HOST = on_host(*_EVERYTHING)
+"""Its one switch: parameters, their gradients and the optimizer (torch/distributed/fsdp, CPUOffload, CPUOffloadPolicy).
+"""
+
+
+def offloads(run: Run) -> bool:
+    """Whether that switch is on; UsageError for another part of a step on the host."""
+    if run.step.offloads and {*run.step.offloaded} != {*_EVERYTHING}:
+        said = ", ".join(run.step.offloaded) or "layers"
+        raise run.cannot(f"{said} on the host", f"ask for {ON_HOST.value}")
+    return run.step.offloads
+
+
 _BLOCKS = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}
 """Blocks of transformers' models, which Accelerate wraps, where the model does not say."""
 
@@ -54,7 +68,7 @@ def launch(run: Run) -> Command:
     """
     # Whatever a block is, transformers' class of it is what is wrapped; its training has no multi-token prediction.
     parts = {*run.model.parts} - {"multi-token prediction"} if run.model.block_class else ()
-    run.check(settable=("primary_weights",), precisions=("bf16", *run.framework.formats), parts=parts)
+    run.check(settable=("primary_weights", "offloaded"), precisions=("bf16", *run.framework.formats), parts=parts)
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
@@ -109,6 +123,8 @@ def _mesh(run: Run) -> Command:
         kept=run.kept_layers,
         recomputed=min(run.recompute_layers or run.model.layers, run.model.layers) if run.recompute == "full" else 0,
         resharded=run.kept_layers < run.model.layers,
+        policies="CPUOffloadPolicy, " * offloads(run),
+        offload=", offload_policy=CPUOffloadPolicy()" * offloads(run),
     )
     batch = (
         Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
@@ -153,7 +169,7 @@ def _config(run: Run) -> Iterator[str]:
     yield f"  fsdp_reshard_after_forward: {json.dumps(run.kept_layers == 0)}"
     if run.workload.precision not in _ENGINE:
         yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"
-    yield "  fsdp_offload_params: false"
+    yield f"  fsdp_offload_params: {json.dumps(offloads(run))}"
     yield "  fsdp_cpu_ram_efficient_loading: false"
     yield "  fsdp_state_dict_type: SHARDED_STATE_DICT"
     if run.size("data") > 1:
@@ -182,7 +198,7 @@ _MESH = '''"""FSDP2 of $what."""
 import torch
 from torch.distributed._composable import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import ${policies}MixedPrecisionPolicy, fully_shard
 
 SIZES, NAMES = $sizes, $names
 KEPT_LAYERS = $kept
@@ -201,8 +217,8 @@ def shard(model, blocks, device="cuda"):
         if number < RECOMPUTED_LAYERS:
             checkpoint(block)
         resharded = number < len(blocks) - KEPT_LAYERS
-        fully_shard(block, mesh=mesh, mp_policy=POLICY, reshard_after_forward=resharded)
-    return fully_shard(model, mesh=mesh, mp_policy=POLICY, reshard_after_forward=$resharded)
+        fully_shard(block, mesh=mesh, mp_policy=POLICY, reshard_after_forward=resharded$offload)
+    return fully_shard(model, mesh=mesh, mp_policy=POLICY, reshard_after_forward=$resharded$offload)
 '''
 
 WHOLE_MATRICES: Mapping[str, Any] = {"muon_tp_mode": "layer_sharded", "muon_batched": True, "muon_apart_gate": True}
@@ -231,6 +247,7 @@ FSDP = Framework(
     format_options=("primary_weights",),
     recompute_some="full",
     savers=(),
+    offload=ON_HOST,
     packings=PACKINGS,
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(

@@ -37,6 +37,7 @@ from axonn_tune.frameworks.description import (
     Run,
     Saver,
     Value,
+    on_host,
 )
 from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
@@ -509,6 +510,7 @@ MEGATRON_CORE = Framework(
     expert_software="core-experts",
     precision_aware=True,
     savers=(*OWN_SAVERS, *_SAVERS),
+    offload=on_host("moments", "master"),
     packings=PACKINGS,
     packs_alone=True,
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4", "mxfp4"),
@@ -562,6 +564,7 @@ NEMO_2022 = replace(
     precision_aware=False,
     packings=(),
     savers=OWN_SAVERS,
+    offload=None,
     formats=(),
     format_options=(),
     cuda_graphs={},

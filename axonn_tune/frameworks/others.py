@@ -36,6 +36,7 @@ META_4D = replace(
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",
     measured_on="arXiv 2407.21783, table 4: 8,192 and 16,384 H100",
     keeps_layers=True,
+    offload=None,
     logged=None,
     launch=None,
 )

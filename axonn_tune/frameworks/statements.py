@@ -185,7 +185,8 @@ def _set_offload(run: Run, stated: Arguments) -> Changes:
     modules += " attn_norm" * (on("checkpoints") and run.recompute == "full")
     found |= {name: True for name in OFFLOAD_MODULES if name in re.findall(r"\w+", modules)}
     yield "offloaded", tuple(name for name, kept in found.items() if kept)
-    yield "host_optimizer", "deepspeed" if states and not hybrid else "torch"
+    if states:
+        yield "host_optimizer", "torch" if hybrid else "deepspeed"
     yield "offload_overlap", states and on("overlap")
     # The command line's default is 1, that of the classes which NeMo's recipes fill is 0.
     own = 0.0 if hybrid and run.framework.name.startswith("nemo") else 1.0

@@ -37,7 +37,7 @@ from axonn_tune.frameworks.description import (
     Section,
     Value,
 )
-from axonn_tune.frameworks.fsdp import STEP, WHOLE_MATRICES
+from axonn_tune.frameworks.fsdp import ON_HOST, STEP, WHOLE_MATRICES, offloads
 from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
@@ -108,6 +108,7 @@ _WRITTEN = {
     """,
     "execution": """
         training.mixed_precision_param training.mixed_precision_reduce compile.enable training.disable_cuda_graphs
+        training.enable_cpu_offload
         loss.num_chunks debug.moe_force_load_balance training.steps metrics.log_freq profiler.enable_profiling
         dataloader.dataset hf_assets_path
     """,
@@ -285,7 +286,7 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
 
 def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance", "loss_chunks")
+    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance", "loss_chunks", "offloaded")
     run.check(settable=settable, precisions=(*_PRECISIONS, *run.framework.formats), parts=_PARTS)
     if run.workload.precision in run.framework.older_formats:
         raise run.cannot(f"{run.workload.precision} (of 0.2 and before)", "ask for --precision fp8-rowwise")
@@ -339,6 +340,7 @@ def _values(run: Run) -> dict[str, Value]:
         "mixed_precision_param": _PRECISIONS[run.workload.base_precision],
         "mixed_precision_reduce": "float32",
         "compile.enable": run.framework.software == "compiled",
+        "enable_cpu_offload": offloads(run) or None,
         "disable_cuda_graphs": False if captured else Because(True, graphs),
         # A short run on data that a checkout has.
         **{"steps": Because(TRIAL_STEPS, WARM_UP), "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
@@ -559,6 +561,7 @@ TORCHTITAN = Framework(
     attention_since="",
     software="compiled",
     tuner="torchtitan",
+    offload=ON_HOST,
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,
     dispatchers=("alltoall", "deepep", "hybridep"),

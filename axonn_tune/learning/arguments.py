@@ -598,15 +598,20 @@ def idle_names(framework: str, arguments: Arguments) -> set[str]:
 def _holding(kind: str, framework: str, arguments: Arguments) -> Iterator[Mapping[str, str]]:
     """Rows of the table KIND that hold."""
     for one in records(kind):
-        if framework in one["frameworks"].split() and all(_holds(term, arguments) for term in one["when"].split()):
+        if framework not in one["frameworks"].split():
+            continue
+        if all(_holds(term, arguments, one["argument"]) for term in one["when"].split()):
             yield one
 
 
-def _holds(term: str, arguments: Arguments) -> bool:
-    """Whether a term does."""
+def _holds(term: str, arguments: Arguments, argument: str) -> bool:
+    """Whether a term of an argument's row does; another argument that is not stated may have its default."""
     found = _TERM.fullmatch(term)
     assert found is not None, "the table is ours"
     stated = arguments.get(found[2])
+    if stated is None and found[3] == "!=" and found[2] != argument:
+        key = named(found[2])
+        stated = Stated(key.default, 0) if key and key.default else None
     if found[3] is None or stated is None or is_off(stated):
         return (stated is not None and not is_off(stated)) == (not found[1]) and found[3] is None
     told = [re.fullmatch(found[4], word) is not None for word in re.findall(r"\w+", stated.value.lower())]

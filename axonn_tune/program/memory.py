@@ -8,11 +8,13 @@ blocks in flight are alive. Persistent state and communication buffers add to it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
+from itertools import chain
 from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
+from axonn_tune.frameworks.step import HOST_BYTES
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
 from axonn_tune.program.nodes import kept_arrays, residual_gradient
@@ -23,6 +25,7 @@ from axonn_tune.program.operations import (
     Arithmetic,
     Array,
     Collective,
+    HostWork,
     Operation,
     Role,
     Size,
@@ -100,6 +103,26 @@ def persistent_items(given: LayerInputs) -> Held:
             held.append((f"{name} weights{of}", element * frozen))
             held += [] if of else [("replicated vectors", float(sizes.main) * symbol("frozen_vectors"))]
     return tuple(held)
+
+
+@lru_cache(maxsize=64)
+def host_sizes(program: StepProgram) -> tuple[Size, ...]:
+    """What a rank keeps on the host, bytes, to be added up: of an element that is updated there weight, gradient and
+    moments in FP32; and weights and saved activations that are there and not on the GPU."""
+    plain = replace(program.given.options, offloaded=(), offloaded_layers=0.0)
+    ends = (one for one in program.end.operations if isinstance(one, HostWork))
+    sizes = [HOST_BYTES * size for one in ends for size in one.updated]
+    for sign, options in ((-1.0, program.given.options), (1.0, plain)):
+        blocks = (replace(one, given=replace(one.given, options=options)) for one in program.blocks)
+        items = [*persistent_items(replace(program.given, options=options)), *chain.from_iterable(map(_saved, blocks))]
+        sizes += [sign * size for name, size in items if name.startswith(("saved", "compute weights"))]
+    return tuple(sizes)
+
+
+def host_bytes(program: StepProgram, values: Mapping[str, Value], ranks: Value) -> Value:
+    """The same of all ranks of a node that have as much."""
+    kept: Value = sum(size.evaluate(values) for size in host_sizes(program))
+    return ranks * kept
 
 
 MESSAGES = 3.0

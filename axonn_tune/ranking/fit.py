@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import Floats, Integers, distinct
 from axonn_tune.frameworks import step_on
-from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.memory import Memory, host_bytes, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import COLUMNS, Value
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs, counted_blocks
 from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, uneven_chunks, with_uneven_chunks
-from axonn_tune.ranking.space import Variant
+from axonn_tune.ranking.space import Problem, Variant
+from axonn_tune.units import GIB
 
 
 @dataclass(frozen=True)
@@ -217,10 +218,35 @@ def fit_memory(
         staged = None if repeated is None else repeated[shapes.piped]
         own = 0.0 if program.some and asked is None else kept_layers
         total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes, own, staged)
+    host_limit = host_limit_bytes(shapes.problem)
+    if host_limit < np.inf:
+        total = np.where(kept_on_host(shapes, program, repeated) <= host_limit, total, np.inf)
     none = np.zeros(len(shapes), dtype=np.int64)
     return Fitting(
         total, kept, none if repeated is None else repeated, np.flatnonzero(total <= limit_bytes), limit_bytes
     )
+
+
+def host_limit_bytes(problem: Problem) -> float:
+    """Memory of a host, bytes; infinite where it is not stated or nothing is there."""
+    host = problem.machine.host
+    stated = host.memory_gib if host and problem.framework.step.offloads else None
+    return np.inf if stated is None else stated * GIB
+
+
+def kept_on_host(shapes: Shapes, program: StepProgram, repeated: Integers | None = None) -> Floats:
+    """What the ranks of a node keep on their host, of the stage that keeps most, bytes."""
+    found, piped = np.zeros(len(shapes)), shapes.piped
+    ranks = min(shapes.problem.gpus, shapes.problem.machine.launcher.ranks_per_node)
+    if len(whole := np.flatnonzero(shapes.stages == 1)):
+        values = values_of_all(shapes.taken(whole), program, None if repeated is None else repeated[whole])
+        found[whole] = host_bytes(program, values, ranks)
+    if len(piped):
+        again, between = None if repeated is None else repeated[piped], shapes.stages[piped] > 2
+        for one, values in shapes.priced_stages:
+            kept = host_bytes(program, {**values, **one.kinds(program, again)}, ranks)
+            found[piped] = np.maximum(found[piped], np.where(between | (one.stage != MIDDLE), kept, 0.0))
+    return found
 
 
 def values_of_all(

@@ -19,7 +19,7 @@ from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.fit import Fitting, fit_all, least_bytes_of
+from axonn_tune.ranking.fit import Fitting, fit_all, host_limit_bytes, kept_on_host, least_bytes_of
 from axonn_tune.ranking.inputs import check, compares_expert_overlap, step_setting, with_types
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.programs import Programs, step_program
@@ -80,6 +80,18 @@ def savings(
                 yield found
 
 
+def offloads(framework: Framework, workload: Workload, request: Request = NO_REQUEST) -> Iterator[Saving]:
+    """The saver that takes time, alone and with each combination of the others, fewer first; none where something is on
+    the host, or is asked not to be. Megatron-Core has it beside types of states of its own alone."""
+    saver = framework.offload
+    if saver is None or framework.step.offloads or any(one.startswith("step.offload") for one in request.set):
+        return
+    alone = Saving((), framework, workload, request)
+    for saving in (alone, *savings(framework, workload, request, switched_off=False)):
+        if saving.framework.step.precision_aware or not framework.precision_aware:
+            yield _with(saving, saver)
+
+
 def _with(saving: Saving, saver: Saver) -> Saving:
     """With one more; UsageError for what is had already, or what number format, framework or step cannot have."""
     framework, workload, request, value = saving.framework, saving.workload, saving.request, saver.value
@@ -110,7 +122,7 @@ def needed_bytes_of(problem: Problem) -> float | None:
     """
     try:
         check(problem)
-    except UsageError:
+    except (UsageError, NothingFeasibleError):
         return None
     shapes = leanest(grids := list_grids(problem), problem)
     if not len(shapes):
@@ -275,6 +287,13 @@ def _binding_memory(problem: Problem, grids: Grids) -> str:
         if least is None or needed < least[0]:
             least = (needed, text)
     assert least is not None, "limits always allow at least one kind of recompute"
+    if math.isinf(least[0]):
+        programs = Programs(problem.by_dispatcher[0]).values()
+        kept = min(float(kept_on_host(shapes, program).min()) for program in programs)
+        return (
+            f"binding constraint: {MEMORY} of hosts: the smallest configuration keeps {kept / GIB:,.0f} GiB on the "
+            f"host of a node, which has {host_limit_bytes(problem) / GIB:,.0f}"
+        )
     return (
         f"binding constraint: {MEMORY}: the smallest configuration ({least[1]}) needs {least[0] / GIB:.1f} GiB, "
         f"{limit_bytes / GIB:.1f} GiB can be used"
@@ -344,6 +363,8 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     taken = [(one.savers, one.words, one.of(problem)) for one in savings(framework, problem.workload, request)]
     fewest = next((len(savers) for savers, _, changed in taken if fits(changed)), 0)
     yield from (iter([(words, changed)]) for savers, words, changed in taken if len(savers) == fewest)
+    if not fewest:
+        yield ((one.words, one.of(problem)) for one in offloads(framework, problem.workload, request))
     if request.recompute is not None:
         others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
         for one in others:

@@ -15,7 +15,7 @@ from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
-from axonn_tune.ranking.nearest import Saving, fits, nearest_change, needed_bytes_of, savings, with_batch
+from axonn_tune.ranking.nearest import Saving, fits, nearest_change, needed_bytes_of, offloads, savings, with_batch
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.sweep import Point, parse_numbers, per_gpu
@@ -24,6 +24,22 @@ from axonn_tune.specs.catalog import ModelLike
 
 MOST_GPUS = 2048
 """GPUs up to which whole nodes are tried."""
+
+
+class Offloaded(NamedTuple):
+    """Fewer GPUs with the optimizer in host memory, by the first layout there.
+
+    added_s: what a step takes more than the same layout with everything on GPUs that had the memory. arguments: of a
+    search.
+    """
+
+    gpus: int
+    title: str
+    arguments: str
+    iteration_s: float
+    added_s: float
+    memory_bytes: float
+    host_bytes: float
 
 
 class Taken(NamedTuple):
@@ -98,6 +114,25 @@ class Smallest:
             if (gpus // unit).bit_count() == 1 and (found := self.size(gpus)):
                 yield found
                 return
+
+    @cached_property
+    def offloaded(self) -> Offloaded | None:
+        """The smallest number with the optimizer in host memory, as few savers as do beside it; None where that is no
+        smaller."""
+        problem = self.inputs.problem
+        ladder = list(offloads(problem.framework, problem.workload, problem.request))
+        for gpus in takewhile(self.gpus.__gt__, counts(problem) if ladder else ()):
+            if not fits(self.sized(gpus, ladder[-1])):
+                continue
+            saving = next(one for one in ladder if fits(self.sized(gpus, one)))
+            found = run_search(self.sized(gpus, saving), costs=problem.request.cost, top=1).detail(0)
+            plain = found.without_offload
+            assert plain is not None, "something is on the host"
+            return Offloaded(
+                *(gpus, saving.titles, saving.words, found.iteration_s, found.iteration_s - plain.iteration_s),
+                *(found.memory_bytes, found.host_bytes),
+            )
+        return None
 
     @cached_property
     def without(self) -> int | None:

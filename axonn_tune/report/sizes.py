@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from axonn_tune.ranking.smallest import Size
+from axonn_tune.ranking.smallest import Offloaded, Size
 from axonn_tune.report.facts import fit_json
 from axonn_tune.report.output import Json, Table, count, words
 from axonn_tune.report.ranking import (
@@ -20,7 +20,7 @@ from axonn_tune.report.ranking import (
     shown_rows,
     with_framework,
 )
-from axonn_tune.units import counted
+from axonn_tune.units import counted, show_bytes, show_seconds
 
 _NAMES = (
     "gpus",
@@ -45,12 +45,13 @@ class Sizes:
     """What is shown of the smallest number of GPUs, in its first row, and more.
 
     of_batch: smaller numbers that the batch alone rules out, each with the nearest batch with which it fits. without:
-    the smallest number that takes no savers, None where none does.
+    the smallest number that takes no savers, None where none does. offloaded: fewer GPUs with offload.
     """
 
     rows: Sequence[Size]
     of_batch: Sequence[tuple[int, int]]
     without: int | None
+    offloaded: Offloaded | None = None
 
 
 def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
@@ -115,6 +116,13 @@ def _notes(found: Sizes) -> Iterator[str]:
             yield f"On {gpus}, {row.needed.titles} alone would do; with the others a step is shorter."
     if found.rows[0].taken and found.without:
         yield f"The fewest GPUs without these options, recompute aside: {found.without:,}."
+    if one := found.offloaded:
+        host = found.rows[0].inputs.problem.machine.host
+        yield (
+            f"{counted(one.gpus, 'GPU')} would do with {one.title}: {show_seconds(one.iteration_s)} a step, "
+            f"{show_seconds(one.added_s)} of them for that, {show_bytes(one.host_bytes)} on each host"
+            f"{'' if host else ' (whose link and Adam are assumed)'}: {one.arguments}"
+        )
     if found.of_batch:
         fewer, batch = found.of_batch[0]
         yield f"{counted(fewer, 'GPU')} would do with --batch {batch}; the batch is what rules them out."
@@ -137,4 +145,5 @@ def sizes_json(found: Sizes) -> Json:
         ],
         "ruled_out_by_batch": [{"gpus": gpus, "batch": batch} for gpus, batch in found.of_batch],
         "without_savers": found.without,
+        "with_offload": found.offloaded and found.offloaded._asdict(),
     }

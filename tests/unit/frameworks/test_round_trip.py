@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from axonn_tune.cost.price import price
-from axonn_tune.frameworks.description import Command
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks.description import Command, Run
 from axonn_tune.job import Job, Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.model import Model
@@ -21,9 +22,9 @@ WRITTEN = [case for case in cases() if case.framework != "axonn"]
 """All but those of the easy API, whose layout is a Python file of one's own script."""
 
 
-def forms(case: Case) -> Iterator[Command]:
+def forms(run: Run) -> Iterator[Command]:
     """Commands that a reader takes: not FSDP's Python file, which only Python reads."""
-    command = launched(run_of(case))
+    command = launched(run)
     yield from (one for one in (command, *command.forms.values()) if not {"_mesh.py", "_model.py"} & one.files.keys())
 
 
@@ -54,8 +55,13 @@ def plain(model: Model) -> tuple[object, ...]:
 @pytest.mark.parametrize("case", WRITTEN, ids=str)
 def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
     """Guards both directions of a framework's keys: model, batch, grid, micro-batch, recompute, parts, options."""
-    run, number = run_of(case), 0
-    for number, command in enumerate(forms(case), 1):
+    assert read_as_written(case, run_of(case), tmp_path) or case.framework in ("torchtitan", "fsdp")
+
+
+def read_as_written(case: Case, run: Run, tmp_path: Path) -> int:
+    """Commands of a run that are read; each as what it was written for, of the same price."""
+    number = 0
+    for number, command in enumerate(forms(run), 1):
         own = command.program == ("train.py",)
         path = script(command, tmp_path / str(number))
         given = {"n_gpus": str(case.gpus)} if not command.accelerate else {}
@@ -90,7 +96,49 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)
         assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)
         assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=1e-9)
-    assert number or case.framework in ("torchtitan", "fsdp")
+    return number
+
+
+EVERYTHING = ("moments", "master", "gradients", "weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "offloaded": EVERYTHING[:2]}),
+        ("torchtitan 8b-fsdp", {"offloaded": EVERYTHING}),
+        ("torchtitan 70b-chunks", {"offloaded": EVERYTHING}),
+        ("fsdp 8b-hsdp", {"offloaded": EVERYTHING}),
+        ("deepspeed 5b-zero1", {"offloaded": EVERYTHING[:2]}),
+        ("deepspeed 5b-zero1", {"offloaded": EVERYTHING[:3]}),
+        ("deepspeed 8b-zero3", {"offloaded": EVERYTHING[:3], "offloaded_states": 0.5}),
+        ("deepspeed 8b-zero3", {"offloaded": EVERYTHING}),
+        ("deepspeed 8b-tensor", {"offloaded": EVERYTHING[:2]}),
+    ],
+    ids=str,
+)
+def test_offload_is_read_as_it_is_written(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Guards what frameworks keep on the host, ZeRO's stages and its share of states: the same price."""
+    case = case_of(*name.split())
+    run = run_of(case)
+    assert read_as_written(case, replace(run, step=replace(run.step, **options)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("torchtitan 8b-fsdp", {"offloaded": EVERYTHING[:2]}, "moments, master on the host; ask for step.offloaded"),
+        ("fsdp 8b-hsdp", {"offloaded": ("attn_norm",)}, "attn_norm on the host"),
+        ("deepspeed 5b-zero1", {"offloaded": EVERYTHING}, "with ZeRO-2; ask for step.offloaded=moments,master,grad"),
+        ("deepspeed 5b-zero1", {"offloaded": EVERYTHING[:2], "offloaded_states": 0.5}, "with ZeRO-1"),
+        ("deepspeed 70b-3d", {"offloaded": EVERYTHING[:3]}, "ZeRO-2 with pipeline stages"),
+    ],
+)
+def test_offload_that_no_argument_says_is_refused(name: str, options: dict[str, Any], words: str) -> None:
+    """Guards parts of a step that a framework keeps on the host only with others, or not at all."""
+    run = run_of(case_of(*name.split()))
+    with pytest.raises(UsageError, match=words):
+        launched(replace(run, step=replace(run.step, **options)))
 
 
 def test_one_rank_of_tensor_parallelism_says_nothing_of_sequence_parallelism(tmp_path: Path) -> None:

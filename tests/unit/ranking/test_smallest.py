@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import axonn_tune as tune
+from axonn_tune.cost.price import price
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.fit import fit_all
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.ranking.nearest import Saving, savings
+from axonn_tune.ranking.nearest import Saving, offloads, savings
 from axonn_tune.ranking.programs import Programs
 from axonn_tune.ranking.shapes import list_shapes
 from axonn_tune.ranking.smallest import Smallest, counts, smallest
 from axonn_tune.ranking.space import Problem, list_grids
 from axonn_tune.request import MIN, Request
+from axonn_tune.units import GIB
 from tests.nightly import params
 
 CORE = {"machine": "dgx-h100", "framework": "megatron-core"}
@@ -137,3 +140,49 @@ def test_nothing_fits_at_any_number() -> None:
         smallest(Request(gpus=MIN, model="llama3-8b", **FSDP, batch=64, seq=1048576))
     with pytest.raises(UsageError, match="give this a number of GPUs"):
         load_inputs(Request(gpus=MIN, model="llama3-8b"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "fewest", "offloaded", "host_gib"),
+    [
+        ({"model": "llama3-8b", **CORE, "set": ("machine.accelerator.memory_gib=30",)}, 4, 2, None),
+        ({"model": "llama3-70b", **FSDP}, 32, 16, 600),
+        ({"model": "llama3-70b", **FSDP}, 32, None, 300),
+        ({"model": "llama3-8b", **FSDP, "set": ("step.offloaded=",)}, 2, None, None),
+    ],
+)
+def test_fewer_gpus_with_offload(
+    asked: dict[str, Any], fewest: int, offloaded: int | None, host_gib: float | None
+) -> None:
+    """Guards the optimizer in host memory: the fewest GPUs with it by searches of each smaller number, what it adds to
+    a step, no layout that hosts lack memory for, and that it is not tried where a request says otherwise."""
+    settings = (*asked.get("set", ()), *([f"machine.host.memory_gib={host_gib}"] if host_gib else []))
+    found = smallest(Request(gpus=MIN, **{**asked, "set": settings}))
+    problem, said = found.inputs.problem, found.offloaded
+    assert (found.gpus, said and said.gpus) == (fewest, offloaded)
+    every = list(offloads(problem.framework, problem.workload, problem.request))
+    assert bool(every) == ("step.offloaded=" not in settings)
+    for gpus in counts(problem):
+        if gpus > (offloaded or fewest - 1):
+            break
+        rows = [row for one in every if len(row := search(found.sized(gpus, one), top=1))]
+        assert bool(rows) == (gpus == offloaded), gpus
+    if said is not None:
+        first = search(found.sized(said.gpus, every[-1]), top=1).detail(0)
+        assert said.host_bytes <= (host_gib or 2048) * GIB
+        assert 0.0 < said.added_s < said.iteration_s
+        assert first.without_offload is not None
+        assert first.without_offload.memory_bytes > first.memory_limit_bytes
+
+
+def test_layouts_that_hosts_lack_memory_for_are_not_listed() -> None:
+    """Guards a search against layouts priced alone: of the first ones those within the host's memory are listed."""
+    asked = {"gpus": 8, "model": "llama3-8b", **CORE, "batch": 16, "micro_batch": 1, "top": 24, "pipeline": True}
+    moved = ("step.offloaded=moments,core_attn", "step.distributed_optimizer=false")
+    held = {row.layout: price(row.job, row.layout).host_bytes for row in tune.search(**asked, set=moved)}
+    limit = float(np.median([*held.values()]))
+    listed = tune.search(**asked, set=(*moved, f"machine.host.memory_gib={limit / GIB}"))
+    expected = {layout for layout, size in held.items() if size < limit}
+    assert 0 < len(expected) < len(held)
+    assert expected <= {row.layout for row in listed}
+    assert max(price(row.job, row.layout).host_bytes for row in listed) <= limit * (1 + 1e-9)
