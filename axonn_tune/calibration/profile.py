@@ -30,7 +30,9 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul, Measured
 from axonn_tune.program.step import blocks_of, build_step, bundled, contents_of
 from axonn_tune.specs.machine import (
+    LEAST_FACTOR,
     MEASURED_KINDS,
+    MOST_FACTOR,
     Accelerator,
     CollectiveFactors,
     CollectiveKind,
@@ -131,8 +133,7 @@ def fit_communication(found: Mapping[Probe, float], outline: Machine, *, world: 
     for tier in outline.tiers:
         if not crossed[tier.name]:
             raise UsageError(f"too little was measured over network level {tier.name}: raise --budget")
-    fastest = max(probe.size_bytes / found[probe] for probe in probes)
-    start = {"latency_us": _LATENCY_US, "bandwidth_gb_per_s": fastest / GB, "collectives": _PLAIN}
+    start = {"latency_us": _LATENCY_US, "bandwidth_gb_per_s": _fastest_gb_per_s(times), "collectives": _PLAIN}
     outline = outline.model_copy(update={"tiers": tuple(tier.model_copy(update=start) for tier in outline.tiers)})
     paths = [
         f"tiers.{tier.name}.collectives.{kind}.{factor}"
@@ -151,6 +152,11 @@ def fit_communication(found: Mapping[Probe, float], outline: Machine, *, world: 
         if all(probe.op in known[name] for name, kinds in crossed.items() if probe.op in kinds)
     )
     return _fit(probes, samples, outline, paths), tuple(unseen[probe] for probe in fair)
+
+
+def _fastest_gb_per_s(found: Mapping[Probe, float]) -> float:
+    """Most bytes of a collective's buffer over its time, GB/s."""
+    return max(probe.size_bytes / time_s for probe, time_s in found.items() if isinstance(probe, CollectiveProbe)) / GB
 
 
 def measured_kinds(
@@ -274,7 +280,10 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
         source = Source(kind="fitted", source=_origin(setting))
         collectives = [probe for probe in found if isinstance(probe, CollectiveProbe)]
         crossed = measured_kinds(collectives, outline, world=len(setting.ranks))
-        tiers = tuple(_fitted_tier(tier, crossed[tier.name], source) for tier in communication.machine.tiers)
+        told_gb_per_s = _fastest_gb_per_s(found) / _NOISE
+        tiers = tuple(
+            _fitted_tier(tier, crossed[tier.name], source, told_gb_per_s) for tier in communication.machine.tiers
+        )
         launch_us, sources = rounded(communication.machine.library.launch_us), library.sources | {"launch_us": source}
         library = library.model_copy(update={"launch_us": launch_us, "sources": sources})
     errors = held_out or (tuple(communication.errors.values()) if communication else ())
@@ -395,16 +404,23 @@ def _library(setting: Setting, launch_us: float, *, all_to_alls: bool) -> Librar
     )
 
 
-def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source) -> Tier:
-    """A tier with the all-gather's β, the largest α, and the factors of each collective that was measured."""
-    used = {kind: tier.used_by(kind) for kind in kinds}
+def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source, told_gb_per_s: float) -> Tier:
+    """A tier with the all-gather's β, the largest α, and the factors of each collective that was measured.
+
+    told_gb_per_s: bandwidth at which the largest buffer takes less than the noise of a point, so that points tell none
+    above it.
+    """
+    used = {
+        kind: own.model_copy(update={"bandwidth_gb_per_s": min(own.bandwidth_gb_per_s, told_gb_per_s)})
+        for kind, own in ((kind, tier.used_by(kind)) for kind in kinds)
+    }
     # Sends are priced by this latency too, and an all-to-all is several messages at once.
     latency_us = max(one.latency_us for kind, one in used.items() if kind != "all_to_all" or len(used) == 1)
     bandwidth = used.get("all_gather", max(used.values(), key=lambda one: one.bandwidth_gb_per_s)).bandwidth_gb_per_s
     factors = {
         kind: CollectiveFactors(
-            latency_factor=rounded(one.latency_us / latency_us),
-            bandwidth_factor=rounded(one.bandwidth_gb_per_s / bandwidth),
+            latency_factor=min(rounded(one.latency_us / latency_us), MOST_FACTOR),
+            bandwidth_factor=min(max(rounded(one.bandwidth_gb_per_s / bandwidth), LEAST_FACTOR), MOST_FACTOR),
         )
         for kind, one in used.items()
     }

@@ -23,7 +23,8 @@ MEASURED_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 COLLECTIVE_KINDS = MEASURED_KINDS[:3]
 """Those that every profile has; a calibrated one has all-to-alls too."""
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
-Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 """A number relative to another one."""
 CausalShare = Annotated[float, Field(ge=1e-9, le=2)]
 """A share of work of which the causal mask leaves half."""
@@ -191,7 +192,7 @@ class MeasuredBandwidth(Document):
 class CollectiveFactors(Document):
     """Latency and bandwidth of one collective, relative to the network level's."""
 
-    latency_factor: Annotated[float, Field(ge=0, le=1000)] = Field(
+    latency_factor: Annotated[float, Field(ge=0, le=MOST_FACTOR)] = Field(
         description="Latency of a hop, relative to the network level's."
     )
     bandwidth_factor: Factor = Field(description="Bandwidth, relative to the network level's.")

@@ -11,7 +11,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.machine import MEASURED_KINDS, Machine
+from axonn_tune.specs.machine import MEASURED_KINDS, CollectiveFactors, Machine
 from axonn_tune.specs.points import Point, PointFile, StepProbe
 from tests.unit.calibration import synthetic
 
@@ -158,6 +158,26 @@ def test_hosts_must_hold_equal_blocks() -> None:
     """Guards the tiers, which describe equal nodes of consecutive ranks."""
     with pytest.raises(UsageError, match="equal blocks"):
         calibrated(synthetic.points(WORLD, synthetic.cluster(), noise=0.0), ranks_per_host=3)
+
+
+def test_points_tell_no_bandwidth_above_their_noise() -> None:
+    """Guards short measurements on a busy host: a collective that takes as long at every size, beside one 10,000 times
+    slower, ends in a profile and not in an error."""
+    truth = synthetic.cluster()
+    flat = CollectiveFactors(latency_factor=1.0, bandwidth_factor=1000.0)
+    slow = CollectiveFactors(latency_factor=1.0, bandwidth_factor=0.01)
+    outer = truth.tiers[1].model_copy(update={"collectives": {"all_gather": slow, "all_reduce": flat}})
+    machine = truth.model_copy(update={"tiers": (outer,)})
+    points = [
+        point.model_copy(update={"seconds": 1e-5})
+        if point.probe.what == "collective" and point.probe.op == "all_reduce"
+        else point
+        for point in synthetic.points(WORLD, machine, noise=0.0)
+    ]
+    (tier,) = calibrated(points, ranks_per_host=8).machine.tiers
+    largest = max(point.probe.size_bytes for point in points if point.probe.what == "collective")
+    assert tier.used_by("all_gather").bandwidth_gb_per_s < 0.1 * truth.tiers[1].bandwidth_gb_per_s
+    assert tier.used_by("all_reduce").bandwidth_gb_per_s <= largest / 1e-5 / 1e9 / 0.04
 
 
 def test_a_tier_that_is_never_the_tightest_still_has_rates() -> None:
