@@ -369,7 +369,9 @@ class Replay:
         turned_s = self._alone_s(batch.forward(last, None, head=True)) - self._alone_s(batch.forward(last, None))
         found: dict[PaceKey, Sequence[Value]] = {("forward", None, one): _run_of(ahead[one]) for one in types}
         found["opening", FIRST_PART, first] = _run_of(ahead[first], self._alone_s(batch.embedding(first)))
-        found["opening", LAST_PART, last] = _run_of(ahead[last], self._alone_s(batch.head(None)) + turned_s)
+        headed_s = ahead[last] + turned_s
+        ended = Span(headed_s + self._alone_s(batch.head(None)), headed_s)
+        found["opening", LAST_PART, last] = run_of([ended], Span(ahead[last], ahead[last]))
         for kind, block in enumerate(blocks):
             found["backward", None, kind] = _run_of(self._alone_s(alone[kind][1]))
             if block.type == first:
@@ -425,7 +427,8 @@ class Replay:
     ) -> list[Value]:
         """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
         whole_s = [self._after(state, leaving)[0] if leaving else state[0] for state in ended]
-        spans = [Span(one_s, state[0] - start[0]) for state, one_s in zip(ended, whole_s, strict=True)]
+        others_s = start[0] + self._alone_s(leaving)
+        spans = [Span(one_s, one_s - others_s) for one_s in whole_s]
         return run_of(spans, Span(every_s, every_s))
 
     def _computed_s(self, *parts: Instructions) -> Value:
@@ -491,13 +494,14 @@ class Replay:
             self.recorder.end_batch(float(every_s), before=before)
 
     def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
-        """One micro-batch from idle streams, and what its blocks take where they do not wait for the host."""
-        state = self._play(self._idle, batch.embedding(blocks.first), EMBEDDING_FORWARD)
-        state, forward_s = self._forward(batch, state, blocks, head=True)
-        state = self._play(state, batch.head(blocks.resharded), HEAD)
-        state, backward_s = self._backward(batch, state, blocks)
-        state = self._play(state, batch.flush(blocks.first), EMBEDDING_BACKWARD)
-        return state, forward_s + backward_s
+        """One micro-batch from idle streams, and what its blocks take of it, s, where nothing waits for the host."""
+        embedding, head, flush = batch.embedding(blocks.first), batch.head(blocks.resharded), batch.flush(blocks.first)
+        state = self._play(self._idle, embedding, EMBEDDING_FORWARD)
+        state = self._forward(batch, state, blocks, head=True)
+        state = self._play(state, head, HEAD)
+        state = self._backward(batch, state, blocks)
+        state = self._play(state, flush, EMBEDDING_BACKWARD)
+        return state, self._of_blocks_s(state, embedding, head, flush)
 
     def _passes(
         self, batch: MicroBatch, blocks: Blocks, part: Stage, *, last: bool = False
@@ -505,16 +509,28 @@ class Replay:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took; last: the
         forward pass is only recorded."""
         head, state = part.last and blocks.first is None, self._idle
-        blocks_s: Value = 0.0
+        ahead_s: Value = 0.0
         if self.recorder is not None or not last:
             enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
+            leave = batch.head(None) if part.last else ()
             state = self._play(state, enter, EMBEDDING_FORWARD)
-            state, blocks_s = self._forward(batch, state, blocks, head=part.last)
-            state = self._play(state, batch.head(None), HEAD) if part.last else state
-        back = self._play(self._idle, () if blocks.kept else batch.enter_backward(blocks.resharded), HEAD)
-        back, backward_s = self._backward(batch, back, blocks)
-        back = self._play(back, (batch.flush if part.first else batch.leave)(blocks.first), EMBEDDING_BACKWARD)
-        return (state, blocks_s), (back, backward_s)
+            state = self._forward(batch, state, blocks, head=part.last)
+            state = self._play(state, leave, HEAD) if part.last else state
+            ahead_s = self._of_blocks_s(state, enter, leave)
+        enter = () if blocks.kept else batch.enter_backward(blocks.resharded)
+        leave = (batch.flush if part.first else batch.leave)(blocks.first)
+        back = self._play(self._idle, enter, HEAD)
+        back = self._backward(batch, back, blocks)
+        back = self._play(back, leave, EMBEDDING_BACKWARD)
+        return (state, ahead_s), (back, self._of_blocks_s(back, enter, leave))
+
+    def _of_blocks_s(self, state: State, *others: Instructions) -> Value:
+        """What a pass that began with idle streams took but for what other instructions take by themselves, s: its
+        blocks, and the waits for what they sent. In either the host issues ahead."""
+        took_s: Value = state[0]
+        for part in others:
+            took_s = took_s - self._alone_s(part)
+        return took_s
 
     def _waited_s(self, blocks: Blocks, blocks_s: Value) -> Value:
         """Time in which blocks wait for the host that issues them, s: compared over both passes of all blocks."""
@@ -542,22 +558,22 @@ class Replay:
             self._some_sent[part] = tuple(one for one in part if one not in unsent) if unsent else part
         return self._some_sent[part]
 
-    def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, head: bool) -> tuple[State, Value]:
-        """All blocks forward, and their time; head: the LM head follows."""
-        begun_s, following = state[0], [of_type for of_type, _ in blocks.forward[1:]]
+    def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, head: bool) -> State:
+        """All blocks forward; head: the LM head follows."""
+        following = [of_type for of_type, _ in blocks.forward[1:]]
         for (of_type, count), after in zip_longest(blocks.forward, following):
             state = self._repeat(state, batch.forward(of_type, of_type), count - 1.0, FORWARD)
             state = self._play(state, batch.forward(of_type, after, head=head and after is None), FORWARD)
-        return state, state[0] - begun_s
+        return state
 
-    def _backward(self, batch: MicroBatch, state: State, blocks: Blocks) -> tuple[State, Value]:
-        """All blocks backward, and their time."""
-        begun_s, before = state[0], None
+    def _backward(self, batch: MicroBatch, state: State, blocks: Blocks) -> State:
+        """All blocks backward."""
+        before = None
         for number, one in enumerate(blocks.backward):
             later = (other.block.kind for other in blocks.backward[number + 1 :] if not other.block.kept)
             state = self._segment(batch, state, one, before=before, following=next(later, None))
             before = one.of_type
-        return state, state[0] - begun_s
+        return state
 
     def _segment(
         self, batch: MicroBatch, state: State, one: Segment, *, before: int | None, following: int | None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from axonn_tune.cost.price import METRICS, Detail, price
@@ -19,6 +19,8 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.property import strategies
+from tests.unit.cost.machines import two_tier_machine
+from tests.unit.small import small_model
 
 COUNTS = st.sampled_from([1, 2, 6, 7, 8, 12, 16, 24, 48])
 
@@ -61,6 +63,14 @@ def with_tier(machine: Machine, number: int, **changes: float) -> Machine:
     return machine.model_copy(update={"tiers": tuple(tiers)})
 
 
+HOST_BOUND = (
+    small_model(layers=1, hidden=576, heads=24, kv_heads=24, head_dim=4, ffn=2304, max_sequence_length=512),
+    two_tier_machine(algorithms=("ring",), ranks_per_node=2, inner=(1.0, 2.0), outer=(1.0, 4.0)),
+    Workload(global_batch=96, sequence_length=64, overlaps=("gather_prefetch", "weight_gradient")),
+)
+"""The host is late, and what a block sends is waited for behind it: a shorter block makes this wait longer."""
+
+
 @settings(max_examples=60)
 @given(
     strategies.models(),
@@ -71,6 +81,7 @@ def with_tier(machine: Machine, number: int, **changes: float) -> Machine:
     st.integers(0, 1),
     st.floats(1.0, 50.0),
 )
+@example(*HOST_BOUND, Grid(y=2, z=2), "none", 0, 2.0)
 def test_more_bandwidth_or_less_latency_is_never_slower(
     model: Model,
     machine: Machine,

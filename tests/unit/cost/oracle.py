@@ -93,7 +93,7 @@ class SpelledOut:
         ]
 
     def host_s(self, layers: int, blocks_s: float) -> float:
-        """How long so many blocks wait for the host in a micro-batch."""
+        """How long so many blocks, with the waits for what they sent, wait for the host in a micro-batch."""
         several = {axes: float(path.outermost >= 0) for axes, path in self.pricer.routes.items()}
         times = {"": 1.0, **self.values, **several}
         issued = sum(count * times[name] for one in self.schedule.issued[0] for name, count in one.items())
@@ -105,12 +105,12 @@ class SpelledOut:
         for number in range(times):
             last, streams = number == times - 1, Streams()
             entered, forward, head, backward, left = self._micro_batch(last=last)
-            self.play(entered, streams)
-            blocks_s = self.play(forward, streams)
-            self.play(head, streams)
-            blocks_s += self.play(backward, streams)
-            self.play([*left, *([self.schedule.ends[ONLY]] if last else [])], streams)
-            step_s += streams.now_s + self.host_s(int(self.values["L"]), blocks_s)
+            for part in (entered, forward, head, backward, left):
+                self.play(part, streams)
+            alone_s = sum(self.play(part, Streams()) for part in (entered, head, left))
+            host_s = self.host_s(int(self.values["L"]), streams.now_s - alone_s)
+            self.play([self.schedule.ends[ONLY]] if last else [], streams)
+            step_s += streams.now_s + host_s
             for key, wait_s in streams.waits_s.items():
                 waits_s[key] = waits_s.get(key, 0.0) + wait_s
         return step_s, waits_s
