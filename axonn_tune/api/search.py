@@ -394,13 +394,13 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
-    def require_script(self, kind: ScriptKind) -> None:
-        """UsageError where no script of this kind starts the first configuration; none is written to find out."""
-        priced, machine = self._detail(1), self.inputs.machine.document
+    def require_script(self, kind: ScriptKind, *, pick: int = 1, form: str = "") -> None:
+        """UsageError where no script of this kind and form starts a configuration; none is written to find out."""
+        priced, machine = self._detail(pick), self.inputs.machine.document
         if self.inputs.problem.framework.software:
             from axonn_tune.launch.commands import command_of
 
-            command_of(priced)
+            command_of(priced, form=form)
         else:
             require_run(priced.job, priced, self.inputs.model.document)
         require_full_nodes(priced.grid.world, machine.launcher.ranks_per_node)

@@ -140,6 +140,7 @@ def search_command(
     interrupted = found.ranked.interrupted
     if not interrupted:
         found.ranked.require_row(pick)
+    _require_written(found, emit=emit, pick=pick)
     shown = found.render(
         output_format,
         top=top,
@@ -165,6 +166,15 @@ def search_command(
     if output:
         made: dict[str, Any] = {"pick": pick, "tokens": tokens, "emit": emit, "approximate": approximate}
         _write(found, output=output, quiet=quiet, **made)
+
+
+def _require_written(found: SearchResult, *, emit: tuple[Emit, ...], pick: int) -> None:
+    """Refuse a script that the framework cannot express, before a table that would be for nothing."""
+    if emit and len(found.ranked) and not found.ranked.interrupted and found.inputs.problem.framework.software:
+        from axonn_tune.launch.scripts import emit_kind
+
+        kind, form = emit_kind(emit)
+        found.require_script(kind, pick=pick, form=form)
 
 
 def _searched(options: dict[str, Any]) -> SearchResult:

@@ -118,6 +118,17 @@ def peft_config(run: Run) -> dict[str, str]:
     return {"_peft.json": json.dumps(config, indent=2) + "\n"}
 
 
+def adapter_arguments(run: Run) -> tuple[Section, ...]:
+    """What one's own script is told of adapters: PEFT's file, and by TRL's names what that does not say."""
+    if (tuning := run.workload.tuning) is None or not tuning.adapts:
+        return ()
+    bits = {"nf4": "--load_in_4bit", "int8": "--load_in_8bit"}
+    found = [Argument("--peft_config", "{file:_peft.json}")]
+    found += [Argument(bits[tuning.base], "true")] if tuning.quantized else []
+    found += [Argument("--lora_dtype", tuning.dtype)] if tuning.dtype != tools()[run.framework.tuner].dtype else []
+    return (Section("adapters", tuple(found)),)
+
+
 def tuned_script(run: Run) -> tuple[str, ...]:
     """What one's own script has to do so that only what was priced trains."""
     if (tuning := run.workload.tuning) is None:

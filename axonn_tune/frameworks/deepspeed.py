@@ -19,6 +19,7 @@ from axonn_tune.frameworks.command import (
     NO_QKV_BIASES,
     OWN_SCRIPT,
     TRIAL,
+    adapter_arguments,
     flags,
     of_checkout,
     of_package,
@@ -90,7 +91,7 @@ def launch(run: Run) -> Command:
     return Command(
         release="DeepSpeed 0.19.8",
         program=("train.py",),
-        sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
+        sections=(Section("batch", (batch,)), *adapter_arguments(run), Section("deepspeed", _SWITCHES)),
         environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config, **peft_config(run)},
         checks=(OWN_SCRIPT, _PACKAGE),

@@ -512,8 +512,8 @@ class Command:
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
     launcher stands for the path of one. accelerate: arguments of `accelerate launch`, if it starts the ranks and not
     torchrun. checks: what must be there before a rank starts. asserted: variables whose CUDA names the program looks
-    for on ROCm, too. notes: differences of the framework from the request. forms: the same run for another front end or
-    an older release, by its name in `--emit`.
+    for on ROCm, too. fine_tunes: it makes batches of samples by itself. notes: differences of the framework from the
+    request. forms: the same run for another front end or an older release, by its name in `--emit`.
     """
 
     release: str
@@ -526,6 +526,7 @@ class Command:
     accelerate: tuple[Argument, ...] = ()
     checks: tuple[Check, ...] = ()
     asserted: tuple[str, ...] = ()
+    fine_tunes: bool = False
     forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property

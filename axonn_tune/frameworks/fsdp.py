@@ -18,6 +18,7 @@ from typing import Any
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
     OWN_SCRIPT,
+    adapter_arguments,
     of_package,
     peft_config,
     sizes_words,
@@ -135,7 +136,7 @@ def _mesh(run: Run) -> Command:
     return Command(
         release="PyTorch FSDP2 (torch 2.7 to 2.15)",
         program=("train.py",),
-        sections=(Section("batch", batch),),
+        sections=(Section("batch", batch), *adapter_arguments(run)),
         environment=(EXPANDABLE_SEGMENTS,),
         files={"_mesh.py": module, **peft_config(run)},
         checks=(OWN_SCRIPT,),

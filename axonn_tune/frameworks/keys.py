@@ -211,6 +211,7 @@ _TRAINERS = ("llamafactory", "axolotl", "swift", "adapters")
 _CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("megatron-core", "megatron-2022"), _CORE),
+    "megatron bridge": (_CORE[0], (*_CORE[1], "adapters")),
     "megatron sft": (_CORE[0], (*_CORE[1], "swift", "adapters")),
     "megatron-axonn": (("megatron_axonn", "megatron"), ()),
     "megatron-deepspeed": (("megatron", "megatron_deepspeed"), ("deepspeed",)),

@@ -41,6 +41,7 @@ from axonn_tune.frameworks.fsdp import ON_HOST, STEP, WHOLE_MATRICES, offloads
 from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import REST, tools
 
 _CONFIGS = {
     "llama3_8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
@@ -132,7 +133,7 @@ def launch(run: Run) -> Command:
     A model of other sizes than a shipped config's, or stages that no key describes, come with a module of their own.
     """
     _check(run)
-    if (mixture := _mixture(run)) or run.workload.format:
+    if (mixture := _mixture(run)) or run.workload.format or run.workload.tuning is not None:
         return _with_flavor(run, *(mixture or ("llama3", _dense_flavor(run), "")))
     config = _shipped(run)
     sizes = f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
@@ -182,12 +183,37 @@ def _layers(model: Model) -> tuple[object, ...]:
     return model.hidden, model.vocab, tuple((types[index], count) for index, count in model.decoder_runs)
 
 
+def _adapters(run: Run) -> Iterator[str]:
+    """The converter that puts adapters beside linear layers and freezes the rest; UsageError for what it has not.
+
+    Source: torchtitan 0.3.0, components/lora.py. By its default it adapts the LM head, too, which is not priced.
+    """
+    if (tuning := run.workload.tuning) is None:
+        return
+    lacks = {
+        f"--lora-dtype {tuning.dtype}": tuning.dtype != "fp32",
+        "dropout of adapters": tuning.dropout > 0.0,
+        f"a base in {tuning.base}": tuning.quantized,
+        f"LoRA of {run.model.name}, which has experts": run.model.has_experts,
+    }
+    if missing := [what for what, lacking in lacks.items() if lacking]:
+        raise run.cannot(", ".join(missing), "leave it out, or ask for --framework fsdp")
+    tool = tools()[run.framework.tuner]
+    own = [name for name, layers in tool.names.items() if REST not in layers and {*layers} <= {*tuning.targets}]
+    yield f"LoRAConverter.Config(rank={tuning.rank}, alpha={2 * tuning.rank:.1f}, target_modules={json.dumps(own)})"
+
+
+_LORA = "from torchtitan.components.lora import LoRAConverter\n"
+
+
 def _dense_flavor(run: Run) -> str:
     """The flavor of llama3 with the model's sizes; UsageError without one, whose linear layers could be converted."""
     found = next((name for name, sizes in FLAVORS.items() if sizes == _sizes(run.model)), "")
     if not found:
-        what = f"{run.workload.precision} of a model of other sizes than llama3's"
-        raise run.cannot(what, "ask for --precision bf16")
+        tuned = run.workload.tuning is not None
+        what = "LoRA" if tuned else run.workload.precision
+        instead = "ask for --framework fsdp" if tuned else "ask for --precision bf16"
+        raise run.cannot(f"{what} of a model of other sizes than llama3's", instead)
     return found
 
 
@@ -201,14 +227,16 @@ def _with_flavor(run: Run, module: str, flavor: str, config: str) -> Command:
         raise run.cannot("experts split over tp beside ep", "leave out --etp")
     if run.size("pipeline") > 1 and _split_keys(run) is None:
         raise run.cannot(f"stages of {'-'.join(map(str, run.parts))} layers", "leave out --pipeline-layout")
-    converters = _CONVERTERS.get(run.workload.precision, ())[: 1 + experts]
-    plain = config and backend == "standard" and not converters and not run.model.mtp_layers
+    converters, adapters = _CONVERTERS.get(run.workload.precision, ())[: 1 + experts], [*_adapters(run)]
+    plain = config and backend == "standard" and not (converters or adapters or run.model.mtp_layers)
     given = {"moe_comm_backend": json.dumps(backend)} if experts else {}
     given |= {"num_mtp_layers": str(run.model.mtp_layers)} if run.model.mtp_layers else {}
-    given |= {"converters": f"[{', '.join(converters)}]"} if converters else {}
+    given |= {"converters": f"[{', '.join((*converters, *adapters))}]"} if converters or adapters else {}
     own = Template(_FLAVORED).substitute(
         module=module,
         flavor=json.dumps(flavor),
+        what="adapters" if adapters else "a dispatcher and a number format",
+        lora=_LORA if adapters else "",
         given="".join(f", {name}={value}" for name, value in given.items()),
         converters="".join(f", {one.partition('.')[0]}" for one in converters).lstrip(", "),
         compiled=run.framework.software == "compiled",
@@ -414,9 +442,9 @@ def _module(run: Run) -> str:
     )
 
 
-_FLAVORED = '''"""A model of torchtitan 0.3.0 with a dispatcher and a number format of its own."""
+_FLAVORED = '''"""A model of torchtitan 0.3.0 with $what of its own."""
 
-from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+${lora}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.quantization import $converters
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader

@@ -15,7 +15,7 @@ from axonn_tune.cost.pipeline import parts_of
 from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
-from axonn_tune.frameworks import find_framework, registry, step_on
+from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import OWN_SCRIPT, TRIAL_STEPS
 from axonn_tune.frameworks.description import Argument, Command, Run
 from axonn_tune.grid import RANK_AXES
@@ -23,7 +23,6 @@ from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import FOLDERS, SUFFIXES, Job, ScriptKind, job_script, per_task, write_script
 from axonn_tune.specs.lengths import Lengths
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
-from axonn_tune.specs.tuning import tools
 from axonn_tune.units import counted
 from axonn_tune.vocabulary import VERSION
 
@@ -89,9 +88,6 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     )
     if why := framework.cannot_recompute(priced.recompute, priced.recompute_layers):
         raise UsageError(why)
-    if (tuning := job.workload.tuning) is not None and not tools()[framework.tuner].written:
-        others = ", ".join(name for name, one in registry().items() if one.tuner and tools()[one.tuner].written)
-        raise run.cannot(f"--tune {tuning.mode}", f"as PEFT's config it is written for {others}")
     command = framework.launch(run)
     if job.workload.lengths is not None:
         command = _batching(command, job.workload.lengths)
@@ -107,7 +103,10 @@ _BATCHES = {"packed": "packs", "padding-free": "flattened batches", "padded": "p
 
 
 def _batching(command: Command, lengths: Lengths) -> Command:
-    """The command of one's own script, which makes the batches; UsageError for a program of sequences of one length."""
+    """The command of one's own script, or of what fine-tunes, which make the batches; UsageError for a program of
+    sequences of one length."""
+    if command.fine_tunes:
+        return command
     if OWN_SCRIPT not in command.checks:
         raise UsageError(
             f"--lengths {lengths.data}: {command.program[-1]} trains on sequences of one length; give the layout to "

@@ -22,7 +22,8 @@ _ALL = "all-linear"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters beside weights that do not train, by PEFT's names; bits: of these weights; dtype: of adapters."""
+    """Adapters beside weights that do not train, by PEFT's names; bits: of these weights; dtype: of adapters.
+    exchanged: by all-to-alls, as Megatron-Bridge's a2a_experimental has it."""
 
     mode: Literal["lora", "qlora", "dora"]
     rank: int | None
@@ -30,6 +31,7 @@ class Adapters:
     dropout: float
     bits: int
     dtype: AdapterType
+    exchanged: bool = False
 
     def options(self, framework: Framework) -> dict[str, Any]:
         """What a request states for the same."""
@@ -38,6 +40,7 @@ class Adapters:
         found |= {"lora_targets": targets} if (targets := self._targets(framework)) else {}
         more = [f"workload.tuning.dropout={self.dropout}"] if self.dropout else []
         more += ["workload.tuning.base=int8"] if self.bits == 8 else []
+        more += ["workload.tuning.collectives=exchanged"] if self.exchanged else []
         return found | ({"set": tuple(more)} if more else {})
 
     def of(self, framework: Framework) -> Tuning:
@@ -47,7 +50,9 @@ class Adapters:
         targets, dtype = self._targets(framework), self._dtype(framework)
         made = tuning(self.mode, framework.tuner, rank=self.rank, targets=targets or None, dtype=dtype)
         assert made is not None, "not all trains"
-        return made.model_copy(update={"dropout": self.dropout, **({"base": "int8"} if self.bits == 8 else {})})
+        more = {"base": "int8"} if self.bits == 8 else {}
+        more |= {"collectives": "exchanged"} if self.exchanged else {}
+        return made.model_copy(update={"dropout": self.dropout, **more})
 
     def _targets(self, framework: Framework) -> tuple[str, ...]:
         """What is adapted, by the framework's names: () for all that its tool adapts unasked."""
@@ -68,7 +73,8 @@ def stated_adapters(stated: Arguments) -> Adapters | None:
     width = int(bits.value) if bits else 4 if mode and mode.value == "qlora" else 16
     rank, dropout = meaning_of("tuning.rank", stated), meaning_of("tuning.dropout", stated)
     pure = any(is_on(stated[key.name]) for key in keys_of("trainer.pure") if key.name in stated)
-    dora = _is_on("tuning.dora", stated)
+    dora = _is_on("tuning.dora", stated) or (mode is not None and mode.value == "dora")
+    said = meaning_of("tuning.dtype", stated)
     return Adapters(
         mode="dora" if dora else "qlora" if width == 4 else "lora",
         rank=rank.value if rank else None,
@@ -76,7 +82,8 @@ def stated_adapters(stated: Arguments) -> Adapters | None:
         dropout=float(dropout.value or 0.0) if dropout else 0.0,
         bits=width,
         # PEFT casts adapters up, LLaMA-Factory's pure_bf16 does not (model/adapter.py).
-        dtype="bf16" if pure else "fp32",
+        dtype=said.value if said else "bf16" if pure else "fp32",
+        exchanged=_is_on("tuning.exchanged", stated),
     )
 
 

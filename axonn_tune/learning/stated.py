@@ -36,6 +36,7 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
+from axonn_tune.frameworks.megatron_core import RECIPES
 from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import (
@@ -53,7 +54,15 @@ from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, star
 from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
-from axonn_tune.learning.trainers import MEGATRON_SFT, completed, config_files, launched, named_model
+from axonn_tune.learning.trainers import (
+    BRIDGE,
+    MEGATRON_SFT,
+    bridge_mode,
+    completed,
+    config_files,
+    launched,
+    named_model,
+)
 from axonn_tune.learning.translated import Translated, translated, translated_tool
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
@@ -315,8 +324,9 @@ def _exactly(kind: str, source: _Source) -> str:
         switches = switches or [_preset(source).get("compile.enable", "").lower()]
         return kind if "true" in switches else "torchtitan-eager"
     if kind == "bridge":
-        # The plain recipe has the defaults of pretrain_gpt.py.
-        return "megatron-core" if "vanilla" in source.name("recipe") else "nemo"
+        # The plain recipe has the defaults of pretrain_gpt.py, and those that fine-tune reduce gradients in FP32.
+        tunes = _bridge_mode(source) != "pretrain"
+        return "megatron-core" if tunes or "vanilla" in source.name("recipe") else "nemo"
     if kind != "megatron":
         return kind
     if "zero_stage" in stated or "pipe_parallel_size" in source.named:
@@ -334,6 +344,24 @@ _SWIFT = "megatron sft"
 def _is_swift(source: _Source) -> bool:
     """Whether it is a command of ms-swift that trains by Megatron-Core."""
     return MEGATRON_SFT.search(" ".join(word.value for word in source.words)) is not None
+
+
+def _bridge_mode(source: _Source) -> str:
+    """What a recipe of Megatron-Bridge trains, "" where none is started."""
+    recipe = source.name("recipe")
+    return bridge_mode(recipe, source.name("mode")) if recipe and BRIDGE.search(source.text) else ""
+
+
+def _adapting(source: _Source) -> Iterator[tuple[str, Stated]]:
+    """What a recipe of Megatron-Bridge says of adapters by its name or mode."""
+    if (mode := _bridge_mode(source)) in ("lora", "dora"):
+        yield "peft_scheme", Stated(mode, 0)
+
+
+def _tool(source: _Source) -> str:
+    """The tables of a tool that trains by Megatron-Core with arguments of its own, "" for none."""
+    tunes = _bridge_mode(source) in ("sft", "lora", "dora")
+    return "megatron bridge" if tunes else _SWIFT if _is_swift(source) else ""
 
 
 def _preset(source: _Source) -> Mapping[str, str]:
@@ -394,7 +422,7 @@ def read_run(
     gpus, of_node = _gpus(source)
     stated = ({"world_size": gpus} if gpus else {}) | _known(source, facts, needed)
     more, said = completed(str(path), source.text, source.named | stated, given=facts.get("n_gpus"), node=of_node)
-    stated |= _of_pairs(Path(path), more).arguments
+    stated |= _of_pairs(Path(path), [*more, *_adapting(source)]).arguments
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
@@ -408,7 +436,7 @@ def read_run(
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
     idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
-    tables = common.table if common else _SWIFT if _is_swift(source) else name
+    tables = common.table if common else _tool(source) or name
     ignored, unknown = _unpriced(source.without({*idle, MODEL}), tables, {} if common else implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
@@ -432,6 +460,11 @@ def _named(source: _Source) -> tuple[Model, str] | None:
     """The model that a file names, and how it is known."""
     if (found := named_model(source.arguments, source.path.parent) or model_of(source.named)) is not None:
         return found
+    if _bridge_mode(source) not in ("", "pretrain"):
+        stem = re.sub("_(peft|sft|finetune|lora|dora)_.*", "", source.name("recipe"))
+        own = next((name for name, one in RECIPES.items() if one == stem), "")
+        of_recipe = load_model(own).document if own else model_named(stem)
+        return (of_recipe, f"the model is {of_recipe.name}, as --recipe is called") if of_recipe else None
     loaded = model_named(source.name("load")) if _is_swift(source) else None
     return (loaded, f"the model is {loaded.name}, as --load is called") if loaded else None
 

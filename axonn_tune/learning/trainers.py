@@ -39,6 +39,8 @@ class Completed:
     problems: list[Problem] = field(default_factory=list)
 
 
+BRIDGE = re.compile(r"(?m)(?:^|[\s/])run_recipe\.py\b")
+"""Megatron-Bridge's program."""
 MEGATRON_SFT = re.compile(r"(?m)(?:^|\s)megatron (?:sft|pt)\b")
 """ms-swift's commands that train by Megatron-Core."""
 
@@ -47,6 +49,16 @@ def trainer_of(text: str) -> Mapping[str, str] | None:
     """The tool whose mark is in a text of commands and pairs; None for one that trains otherwise."""
     found = (one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE))
     return None if MEGATRON_SFT.search(text) else next(found, None)
+
+
+def bridge_mode(recipe: str, mode: str) -> str:
+    """What a recipe of Megatron-Bridge trains, as its program infers it: pretrain, sft, lora or dora.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge@067f987d, scripts/training/recipe_metadata.py, infer_recipe_mode.
+    """
+    inside = {"sft": "sft", "finetune": "sft", "dora": "dora", "peft": "lora", "lora": "lora"}
+    found = (meant for word, meant in inside.items() if f"_{word}_" in f"_{recipe.lower()}_")
+    return mode.lower() or next(found, "pretrain")
 
 
 def completed(
@@ -297,6 +309,8 @@ def _add_deepspeed(found: Completed, stated: Arguments, trainer: Mapping[str, st
 
 def stated_packing(stated: Arguments, framework: Framework) -> Packing:
     """How a run batches sequences that differ in length; Trainers pad those that are neither packed nor flattened."""
+    if is_off(stated.get("dataset.enable_offline_packing", Stated("True", 0))):
+        return "padded"
     packed = ("neat_packing", "packing", "sample_packing", "padding_free")
     on = [name for name in packed if is_on(stated.get(name, NOTHING))]
     if on:
@@ -372,7 +386,7 @@ def checkpoint(name: str) -> Model | None:
 
 _CONFIGS = (
     *("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name", "config", "fsdp_config"),
-    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "defaults"),
+    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "defaults", "peft_config"),
 )
 """Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, Accelerate, transformers, Hydra and NeMo-RL."""
 _FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "fsdp_config")

@@ -104,7 +104,6 @@ class Tool(Document):
 
     modes: tuple[Tune, ...]
     axes: tuple[str, ...] = ()
-    written: bool = False
     rank: Size
     dtype: AdapterType
     collectives: Collectives

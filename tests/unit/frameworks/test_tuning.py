@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from axonn_tune import explain, search
+from axonn_tune.cost.price import price
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
+from axonn_tune.frameworks.command import OWN_SCRIPT
+from axonn_tune.job import Job
 from axonn_tune.launch.commands import command_of
+from axonn_tune.learning.stated import read_run
 from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.commands import run_words
 from axonn_tune.request import Request
 from axonn_tune.specs.tuning import Tuning, tools, tuning
+from tests.unit.frameworks.test_round_trip import script
 
 ASKED: dict[str, Any] = {"machine": "dgx-h100", "batch": 32, "seq": 4096, "tune": "lora", "lora_rank": 16}
 
@@ -118,7 +124,7 @@ def test_options_come_back() -> None:
 
 
 def test_peft_gets_its_config() -> None:
-    """Guards scripts: PEFT's file of what was priced, and frameworks whose scripts cannot say it refuse."""
+    """Guards scripts: PEFT's file of what was priced."""
     ranked = search("llama3-8b", 8, framework="fsdp", top=1, recompute="full", **ASKED)
     command = command_of(ranked.ranked.detail(0))
     config = json.loads(command.files["_peft.json"])
@@ -127,9 +133,67 @@ def test_peft_gets_its_config() -> None:
     problem = load_inputs(Request("llama3-8b", gpus=8, framework="fsdp", **ASKED)).problem
     words = run_words(problem, gpus=8, model=["llama3-8b"], machine="dgx-h100")
     assert words[words.index("--tune") :][:4] == ["--tune", "lora", "--lora-rank", "16"]
-    bridge = search("llama3-8b", 8, framework="megatron-core", top=1, recompute="none", x=1, pipeline=1, z=1, **ASKED)
-    with pytest.raises(
-        UsageError, match="Megatron-Core cannot express --tune lora; as PEFT's config it is written for"
-    ):
-        command_of(bridge.ranked.detail(0))
     assert replace(problem, workload=problem.workload).title == "LoRA r 16 of llama3-8b"
+
+
+BRIDGE: dict[str, Any] = {"framework": "megatron-core", "lora_targets": "linear_qkv,linear_proj", "z": 1}
+STAGES: dict[str, Any] = {"x": 2, "pipeline": 2, "chunks": 2, "context": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("llama3-70b", BRIDGE | STAGES),
+        ("llama3-8b", BRIDGE | STAGES | {"tune": "dora", "set": ["workload.tuning.collectives=exchanged"]}),
+        ("qwen3-30b-a3b", BRIDGE | {"x": 1, "expert": 4, "pipeline": 1, "context": 1}),
+        ("llama3-8b", BRIDGE | STAGES | {"tune": None, "lora_rank": None, "lora_targets": None, "lengths": "tulu"}),
+        ("llama3-8b", {"framework": "fsdp", "z": 8, "set": ["workload.tuning.dropout=0.1"]}),
+        ("llama3-8b", {"framework": "deepspeed", "z": 8, "tune": "qlora", "lora_dtype": "bf16"}),
+    ],
+    ids=str,
+)
+def test_what_fine_tunes_is_read_as_it_is_written(model: str, asked: dict[str, Any], tmp_path: Path) -> None:
+    """Guards scripts of LoRA and SFT, Megatron-Bridge's recipes among them: what trains, layout, step and memory."""
+    found = search(model, 8, top=1, recompute="full", micro_batch=1, **ASKED | asked)
+    priced, command = found.ranked.detail(0), command_of(found.ranked.detail(0))
+    own = load_inputs(Request(model, gpus=8)).problem.model if OWN_SCRIPT in command.checks else None
+    given = {} if command.accelerate else {"n_gpus": "8"}
+    read = read_run(script(command, tmp_path / "run"), given=given, model=own)
+    assert not read.unknown
+    case = read.case(found.inputs.problem.machine)
+    assert case.workload.tuning == priced.job.workload.tuning
+    # Lengths are those of the data, which no file states.
+    workload = case.workload.model_copy(update={"lengths": priced.job.workload.lengths})
+    layout = next(one for one in case.configurations if one.recompute == "full")
+    theirs = price(Job(case.model, case.machine, workload, case.framework), layout)
+    assert theirs.grid.by_axis == priced.grid.by_axis
+    assert theirs.iteration_s == pytest.approx(priced.iteration_s, rel=1e-9)
+    assert theirs.memory.total_bytes == pytest.approx(priced.memory.total_bytes, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "words"),
+    [
+        ("llama3-8b", {"tune": "head", "lora_rank": None}, "cannot express --tune head; recipes of Megatron-Bridge"),
+        ("llama3-8b", {"lora_targets": "linear_q,linear_v"}, "cannot express adapters of parts of fused layers"),
+        ("llama3-8b", {"lora_dtype": "fp32"}, "cannot express --lora-dtype fp32"),
+        ("llama3-8b", {"precision": "fp8-current"}, "cannot express this step as a recipe of Megatron-Bridge"),
+        ("olmo-3-7b", {}, "cannot express fine-tuning of olmo-3-7b; .* llama3-8b"),
+        ("llama3-8b", {"framework": "torchtitan", "lora_dtype": "bf16"}, "torchtitan cannot express --lora-dtype bf16"),
+        ("qwen3-8b", {"framework": "torchtitan"}, "LoRA of a model of other sizes than llama3's"),
+    ],
+)
+def test_what_no_tool_writes_is_refused_by_name(model: str, asked: dict[str, Any], words: str) -> None:
+    """Guards refusals of scripts: each names what cannot be said."""
+    pins = {"framework": "megatron-core", "recompute": "full", "pipeline": 1, "x": 1} | asked
+    found = search(model, 8, top=1, **ASKED | pins)
+    with pytest.raises(UsageError, match=words):
+        command_of(found.ranked.detail(0))
+
+
+def test_torchtitan_has_a_converter() -> None:
+    """Guards torchtitan's LoRA: a module of its own with the converter, which names what was priced but the LM head."""
+    found = search("llama3-8b", 8, framework="torchtitan", top=1, recompute="full", z=8, **ASKED)
+    module = command_of(found.ranked.detail(0)).files["_model.py"]
+    compile(module, "_model.py", "exec")
+    assert 'rank=16, alpha=32.0, target_modules=["wqkv", "wo", "w1", "w2", "w3"]' in module
