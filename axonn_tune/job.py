@@ -167,13 +167,21 @@ def require_run(job: Job, layout: Layout, model: Model) -> None:
     """
     if job.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
-    own = replace(AXONN_TUNE.step, balancing_loss=job.framework.step.balancing_loss)
-    if job.framework.step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
+    step = job.framework.step
+    own = replace(AXONN_TUNE.step, balancing_loss=step.balancing_loss, optimizer=step.optimizer)
+    if step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     if why := unrun(model):
         raise UsageError(why)
     if 0 in (layout.parts or ()):
         raise UsageError("the bundled runtime runs a layer or more in each part of a pipeline layout")
+
+
+def framework_of(launch: Launch) -> Framework:
+    """The bundled runtime as a launch config runs it."""
+    framework = AXONN_TUNE.having(*launch.grid.sizes).with_step(balancing_loss=launch.load_balancing_loss > 0)
+    framework = framework.with_step(imbalance=1.0) if launch.force_load_balancing else framework
+    return framework.optimizing(launch.optimizer.name)
 
 
 def forced_balance(job: Job, model: Model) -> bool:

@@ -6,6 +6,7 @@ Source: `axonn_tune.runtime`, whose collectives are checked against this descrip
 from __future__ import annotations
 
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Saver
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.frameworks.step import KernelKind, StepOptions
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import Software
@@ -20,6 +21,7 @@ AXONN_TUNE = Framework(
         expert_shards=("z",),
         expert_replicas=("data",),
         selective=("attention.core", "attention.gate", "attention.norm", "mlp.norm", "mlp.activation"),
+        muon_gathered=True,
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
@@ -32,6 +34,7 @@ AXONN_TUNE = Framework(
     savers=(Saver("sharded optimizer states (ZeRO-1)", "shard_optimizer", True, trades=True),),
     recompute_sets=("none", "selective", "layernorm,mlp", "full"),
     ranked_by="communication",
+    optimizers=dict.fromkeys((ADAMW, "sgd", "lion", "muon"), ()),
 )
 
 HOST: dict[KernelKind, Software] = {"compiled": Software(dispatch_us=35.0), "eager": Software(dispatch_us=20.0)}

@@ -216,7 +216,8 @@ class OptimizerOptions:
     shard, with sums of Gram matrices; on its shard as if that were all; or one rank in turn takes a whole matrix.
     muon_num_ns_steps: iterations. muon_form: each with the matrix, or on its Gram matrix with one restart.
     muon_batched: matrices of one shape in one launch. muon_apart_gate: gate and up projections are two matrices.
-    muon_cut: states are split by elements, so that all ranks with a part of a matrix iterate on it.
+    muon_cut: states are split by elements, so that all ranks with a part of a matrix iterate on it. muon_gathered: they
+    are so, but each rank gathers all of them and iterates on every matrix.
     """
 
     optimizer: str = _words(*OPTIMIZERS, default="adamw")
@@ -226,6 +227,7 @@ class OptimizerOptions:
     muon_batched: bool = False
     muon_apart_gate: bool = False
     muon_cut: bool = False
+    muon_gathered: bool = False
 
 
 @dataclass(frozen=True)

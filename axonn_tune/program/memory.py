@@ -7,13 +7,14 @@ blocks in flight are alive. Persistent state and communication buffers add to it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import chain
 from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
+from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.frameworks.step import HOST_BYTES
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
@@ -313,8 +314,19 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
         peaks=(
             *([head] if stage.last else []),
             *(_backward_peak(program, one, last=stage.last) for one in program.blocks if one.backward.operations),
+            *_update_peak(given, saved),
         ),
     )
+
+
+def _update_peak(given: LayerInputs, saved: Sequence[tuple[str, Size]]) -> Iterator[Peak]:
+    """The bundled runtime's update of whole matrices, when activations are gone."""
+    if given.options.muon_gathered and optimizers()[given.options.optimizer].whole is not None:
+        # Imported here: most searches are of AdamW, and start-up time is theirs.
+        from axonn_tune.program.whole import live_matrices
+
+        freed = tuple((kind, -1.0 * size) for kind, size in saved)
+        yield Peak(tuple(live_matrices(given)), ((),), ((),), ((),), freed)
 
 
 def _saved(block: Block) -> Iterator[tuple[str, Size]]:

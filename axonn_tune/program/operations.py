@@ -68,7 +68,7 @@ CANDIDATE_SYMBOLS = (
     *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters", "frozen_tables"),
     *("seen", "longest"),
     *("elementwise", "orthogonal", "orthogonal_experts", "small", "large", "entries", "owned", "updated"),
-    *("gathers_x", "gathers_z", "grams_x", "grams_z", "products", "squares", "applied"),
+    *("gathers_x", "gathers_y", "gathers_z", "grams_x", "grams_z", "products", "squares", "applied"),
 )
 """What differs between candidates.
 

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
@@ -43,9 +44,10 @@ BUNDLED = AXONN_TUNE.step
 """Options of the bundled runtime."""
 
 
-def bundled(*, compiled: bool, balanced: bool = False) -> StepOptions:
+def bundled(*, compiled: bool, balanced: bool = False, optimizer: str = ADAMW) -> StepOptions:
     """The same with or without compiled kernels, and a load-balancing loss."""
-    return replace(BUNDLED, kernels=BUNDLED.kernels if compiled else "eager", balancing_loss=balanced)
+    kernels = BUNDLED.kernels if compiled else "eager"
+    return replace(BUNDLED, kernels=kernels, balancing_loss=balanced, optimizer=optimizer)
 
 
 ACCUMULATION = symbol("A")

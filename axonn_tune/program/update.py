@@ -136,7 +136,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
         yield Kernel("step", "gradient_norm", gradient * experts)
     reductions = 1.0 + given.options.step_reductions
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0, calls=as_size(reductions))
-    yield from _updated_end(given)
+    yield from _updated_end(given, buckets)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
         if trains_experts(given.model):
@@ -150,7 +150,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
 
 
-def _updated_end(given: LayerInputs) -> Iterator[Operation]:
+def _updated_end(given: LayerInputs, buckets: tuple[Bucket, ...]) -> Iterator[Operation]:
     """The update, of a weight in the compute type, too, where that is gathered."""
     written = float(given.element) if given.sharded else 0.0
     updated = [*updates(given), *(updates(given, routed=True) if trains_experts(given.model) else ())]
@@ -168,8 +168,14 @@ def _updated_end(given: LayerInputs) -> Iterator[Operation]:
         yield Kernel("step", "optimizer", update_of(given, vectors=True).moved_bytes * symbol("vectors"))
     if any(one.orthogonal for one in updated):
         # Imported here: most searches are of AdamW, and start-up time is theirs.
-        from axonn_tune.program.whole import whole_operations
+        from axonn_tune.program.whole import LAYER, whole_operations
 
+        if given.sharded and given.options.muon_gathered:
+            for layer, elements, count in buckets:
+                if layer in ("block", EXPERTS):
+                    axes, _ = given.replication(layer)
+                    size = float(given.elements.main) * elements
+                    yield Collective("all_gather", axes, "step", f"{LAYER}.{layer}", size, calls=count)
         yield from whole_operations(given, written=written)
 
 

@@ -28,7 +28,7 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.adapters import part_widths
 from axonn_tune.program.block import block_nodes
 from axonn_tune.program.count import type_constants
-from axonn_tune.program.inputs import EXPERTS, LayerInputs, suffixes
+from axonn_tune.program.inputs import EXPERTS, LayerInputs, Y, suffixes
 from axonn_tune.program.nodes import Gemm
 from axonn_tune.program.operations import ONCE, Collective, Kernel, MatMul, Operation, Size, Value, symbol
 from axonn_tune.program.types.experts import Grouped
@@ -37,8 +37,8 @@ from axonn_tune.specs.workload import ELEMENT_SIZES
 
 LAYER = "muon"
 """Layer of all that is done to whole matrices."""
-_MOMENTUM, _GRAM = 4.0, 2.0
-"""Bytes of an element of a momentum that is gathered, and of a Gram matrix that is summed."""
+_GRAM = 2.0
+"""Bytes of an element of a Gram matrix that is summed."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Work(NamedTuple):
     owned: float
     updated: float
     gathers_x: float = 0.0
+    gathers_y: float = 0.0
     gathers_z: float = 0.0
     grams_x: float = 0.0
     grams_z: float = 0.0
@@ -151,29 +152,32 @@ Types: TypeAlias = tuple[tuple[Matrix, ...], ...]
 
 @lru_cache(maxsize=65536)
 def work_of(
-    counts: Counted, options: OptimizerOptions, *, x: int, z: int, replicas: int
+    counts: Counted, options: OptimizerOptions, *, x: int, z: int, replicas: int, y: int = 1
 ) -> tuple[tuple[Work, ...], float]:
     """Work of so many matrices of each kind, and most elements of them that a rank has states of.
 
-    x, z: ranks that split, and that shard them; replicas: ranks of which each has states of some.
+    x, z: ranks that split, and that shard them; y: that split each along its other side; replicas: ranks of which each
+    has states of some.
     """
     if not counts:
         return (), 0.0
-    updated = (_touched if options.muon_cut else _packed)(counts, replicas)
+    by_elements = options.muon_cut or options.muon_gathered
+    every = 1 if options.muon_gathered else replicas
+    updated = (_touched if options.muon_cut else _packed)(counts, every)
     owned = _packed(counts, replicas * x * z) if options.muon_tp_mode == "layer_sharded" else updated
     cost = np.array([matrix.cost for matrix, _ in counts])
     most, first = (found[:, np.argmax(cost @ found)] for found in (updated, owned))
     found = [
-        _work(matrix, options, x=x if matrix.cut else 1, z=z, owned=float(own), updated=float(states))
+        _work(matrix, options, x=x if matrix.cut else 1, y=y, z=z, owned=float(own), updated=states * every / replicas)
         for (matrix, _), own, states in zip(counts, first, most, strict=True)
     ]
-    local = np.array([matrix.elements / (z * (x if matrix.cut else 1)) for matrix, _ in counts])
-    if options.muon_cut:
+    local = np.array([matrix.elements / (y * z * (x if matrix.cut else 1)) for matrix, _ in counts])
+    if by_elements:
         return tuple(found), float(local @ [count for _, count in counts]) / replicas
     return tuple(found), float((local @ updated).max())
 
 
-def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, z: int, owned: float, updated: float) -> Work:
+def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, y: int, z: int, owned: float, updated: float) -> Work:
     """Of one kind, which x ranks split."""
     rows, columns, mode = matrix.rows, matrix.columns, options.muon_tp_mode
     counts = gemms(options.muon_form, options.muon_num_ns_steps, square=rows == columns)
@@ -192,12 +196,13 @@ def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, z: int, owned: f
     if mode == "blockwise":
         rows, columns = rows / (z * x if matrix.cut == "rows" else z), columns / (x if matrix.cut == "columns" else 1)
     elif mode == "duplicated":
-        found = found._replace(gathers_x=owned * (x > 1), gathers_z=owned * (z > 1))
+        calls = {f"gathers_{axis}": owned * (size > 1) for axis, size in (("x", x), ("y", y), ("z", z))}
+        found = found._replace(**calls)
     return found._replace(small=min(rows, columns), large=max(rows, columns))
 
 
 _GEMMS = ("products", "squares", "applied")
-_GROUPS = ("x", "z", "replicas", "expert_x", "expert_z", "expert_replicas", "expert")
+_GROUPS = ("x", "z", "replicas", "expert_x", "expert_z", "expert_replicas", "expert", "y")
 
 
 def _packed(counts: Counted, ranks: int) -> NDArray[np.int64]:
@@ -246,7 +251,8 @@ def whole_values(
     shards, share, expert_z, copies = ranks
     copies = copies * axes["context"] if options.copies_over_context else copies
     tensor = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
-    groups = dict(zip(_GROUPS, (axes["x"], shards, share, tensor, expert_z, copies, axes["expert"]), strict=True))
+    sizes = axes["x"], shards, share, tensor, expert_z, copies, axes["expert"], axes["y"]
+    groups = dict(zip(_GROUPS, sizes, strict=True))
     types = matrices_of(model, sequence_parallel=options.sequence_parallel, apart_gate=options.muon_apart_gate)
     experts = tuple(layer.experts.count if layer.experts else 0 for layer in model.types)
     given = np.array(np.broadcast_arrays(*map(np.atleast_1d, [*groups.values(), *counts])))
@@ -288,11 +294,11 @@ def _values_of(types: Types, experts: tuple[int, ...], own: OptimizerOptions, la
         ]
         each = [count / ranks["expert"] if routed else 1.0 for count in experts]
         counted = tuple((types[of][at], round(blocks[of] * each[of])) for of, at in places)
-        found, states = work_of(counted, own, x=x, z=z, replicas=replicas)
+        found, states = work_of(counted, own, x=x, y=ranks["y"], z=z, replicas=replicas)
         works |= dict(zip(places, found, strict=True))
         sums.append(states)
         if not routed:
-            held = sum(count * one.elements / (z * (x if one.cut else 1)) for one, count in counted)
+            held = sum(count * one.elements / (ranks["y"] * z * (x if one.cut else 1)) for one, count in counted)
     of_matrices = (value for of, several in enumerate(types) for at in range(len(several)) for value in works[of, at])
     return [*of_matrices, *sums, held]
 
@@ -309,6 +315,20 @@ def whole_operations(given: LayerInputs, *, written: float) -> Iterator[Operatio
         )
 
 
+def live_matrices(given: LayerInputs) -> Iterator[tuple[tuple[str, Size], ...]]:
+    """What the bundled runtime holds of each matrix in turn: momenta of its bucket as they are updated, and the matrix
+    before and after the cast to the compute type, or before and after a step with its Gram matrix and their product."""
+    main, compute = float(given.elements.main), float(given.elements.compute)
+    types = matrices_of(given.model, sequence_parallel=given.options.sequence_parallel, apart_gate=False)
+    for several, of in zip(types, suffixes(given.model), strict=True):
+        for number, matrix in enumerate(several):
+            small, entries = symbol(f"small.{number}{of}"), symbol(f"entries.{number}{of}")
+            bucket = symbol(f"{'expert' if matrix.routed else 'block'}_bucket{of}")
+            momenta = "momenta", main * bucket
+            yield momenta, ("whole matrix", (main + compute * (main != compute)) * entries)
+            yield momenta, ("whole matrix", 2.0 * compute * entries), ("Gram matrices", 2.0 * compute * small * small)
+
+
 def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, written: float) -> Iterator[Operation]:
     """Of matrices of one kind, one after the other, or all at once; their sizes are symbols."""
     options, layer = given.options, f"{LAYER}.{matrix.layer}"
@@ -320,14 +340,15 @@ def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, writ
     split = "expert_tensor" if matrix.routed and options.sequence_parallel else "x"
     shard_axes, shards = given.sharding(EXPERTS if matrix.routed else "")
     cut, one, mode = symbol(split) if matrix.cut else ONCE, ONCE, options.muon_tp_mode
-    local, sent = entries / (cut * shards), [(shard_axes, "z"), *([(split, "x")] if matrix.cut else [])]
+    momentum = float(given.elements.main)
+    local, sent = entries / (cut * Y * shards), [(shard_axes, "z"), *([(split, "x")] if matrix.cut else [])]
     if mode == "layer_sharded":
         for axis, _ in sent:
-            yield Collective("all_to_all", axis, "step", layer, _MOMENTUM * local * updated, calls=2.0 * one)
+            yield Collective("all_to_all", axis, "step", layer, momentum * local * updated, calls=2.0 * one)
     elif mode != "blockwise":
-        size = {"z": entries / cut, "x": entries / (shards if mode == "distributed" else one)}
-        for axis, name in sent:
-            yield Collective("all_gather", axis, "step", layer, _MOMENTUM * size[name], calls=of(f"gathers_{name}"))
+        size = {"z": entries / (cut * Y), "y": entries / cut, "x": entries / (shards if mode == "distributed" else one)}
+        for axis, name in [*sent[:1], *([("y", "y")] if mode == "duplicated" else []), *sent[1:]]:
+            yield Collective("all_gather", axis, "step", layer, momentum * size[name], calls=of(f"gathers_{name}"))
     for size_bytes, launches, times in (
         ((whole.update_bytes + written) * local, whole.update_kernels, updated),
         (whole.around_bytes * small * large, whole.around_kernels, owned),

@@ -18,6 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.frameworks.step import FORMAT_OPTIONS, HOST_BYTES, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
+from axonn_tune.job import framework_of
 from axonn_tune.program.count import adapted, adapter_parameters, parameters
 from axonn_tune.program.dimensions import shared_start
 from axonn_tune.ranking.space import Problem
@@ -601,9 +602,7 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     pins |= {"pipeline_layout": layout_text(launch.parts)} if launch.parts else {}
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
-    framework = AXONN_TUNE.having(*grid.sizes).with_step(balancing_loss=launch.load_balancing_loss > 0)
-    framework = framework.with_step(imbalance=1.0) if launch.force_load_balancing else framework
-    problem = Problem(*job, framework, gpus=grid.world, request=request, pipeline=piped)
+    problem = Problem(*job, framework_of(launch), gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

@@ -31,10 +31,11 @@ import torch
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import is_full, read_regular, replacing, sync_folder
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.grid import AXES
 from axonn_tune.runtime.devices import synchronize, use_device
 from axonn_tune.runtime.mesh import Mesh, Result, WorldGroup, is_broken_connection, is_timeout
-from axonn_tune.runtime.optimizer import AdamW
+from axonn_tune.runtime.optimizer import ShardedOptimizer
 from axonn_tune.runtime.shards import (
     METADATA_FILE,
     Shard,
@@ -249,8 +250,10 @@ def _with_newest_whole(
     return DamagedCheckpointError(f"{error}; there is no whole one beside it")
 
 
-PARAMETERS = "parameters."
+PARAMETERS, STATES = "parameters.", ("first_moments", "second_moments")
 _SHOWN = 4
+_UNSAID = {"optimizer": ADAMW}
+"""What checkpoints of earlier versions do not say of their run."""
 
 
 class Checkpointer:
@@ -261,7 +264,7 @@ class Checkpointer:
     """
 
     def __init__(
-        self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: Mapping[str, int | str]
+        self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: ShardedOptimizer, run: Mapping[str, int | str]
     ) -> None:
         self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
@@ -338,8 +341,8 @@ class Checkpointer:
             for one in bucket.parameters:
                 if not to_write or one.name in chosen:
                     yield f"{PARAMETERS}{one.name}", shards_of(one, bucket, bucket.master)
-                    yield f"first_moments.{one.name}", shards_of(one, bucket, bucket.first)
-                    yield f"second_moments.{one.name}", shards_of(one, bucket, bucket.second)
+                    for name, state in zip(STATES, bucket.states, strict=False):
+                        yield f"{name}.{one.name}", shards_of(one, bucket, state)
 
     def _write(self, step: int, state: Shards) -> None:
         """The background part of a save. Rank 0 makes, names and deletes folders."""
@@ -390,7 +393,7 @@ class Checkpointer:
         place, state = self._folder.place(step), dict(self._state())
         marker = read_marker(place)
         stored = _stored(place, marker)
-        ran = ((name, marker.run.get(name), here) for name, here in self._run.items())
+        ran = ((name, marker.run.get(name, _UNSAID.get(name)), here) for name, here in self._run.items())
         runs = [f"{name} is {there} there and {here} here" for name, there, here in ran if there != here]
         _must_agree(f"checkpoint {str(place)!r} is of another run", runs)
         # Parameters whose sizes differ, or that only one side has; moments go with their parameters.

@@ -155,6 +155,7 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
     trainer.optimizer.sums(trainer.gradients(0))
+    trainer.optimizer.update_matrices(rate=0.0)
     trainer.optimizer.publish()
     return Counter(trainer.ledger.counts)
 
@@ -214,9 +215,9 @@ def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
     master_bytes = sum(bucket.master.nbytes for bucket in buckets)
     items = {
         "master weights": master_bytes,
-        "optimizer moments": 2 * master_bytes,
+        "optimizer moments": sum(state.nbytes for bucket in buckets for state in bucket.states),
         "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, all four": 4 * vectors.master.nbytes,
+        "replicated vectors, with states": (2 + len(vectors.states)) * vectors.master.nbytes,
     }
     if launch.workload.shard_optimizer_over_data:
         items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)

@@ -103,15 +103,21 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
     place = Stage(first=stage == 0, last=stage == stages - 1)
     chunks, some = contents_of(launch.model, parts)[stage::stages], launch.recompute_layers
     layers = blocks_by_type(launch.model, chunks)
+    balanced, optimizer = launch.load_balancing_loss > 0, launch.optimizer.name
+    options = bundled(compiled=launch.compile, balanced=balanced, optimizer=optimizer)
     values = symbol_values(
-        launch.model, launch.workload, grid, micro_batch=launch.micro_batch, stage=place, layers=layers
+        *(launch.model, launch.workload, grid),
+        micro_batch=launch.micro_batch,
+        stage=place,
+        layers=layers,
+        options=options,
     )
     sent = messages(stage, stages=stages, chunks=launch.chunks, micro_batches=launch.grad_accumulation)
     program = build_step(
         launch.model,
         launch.workload,
         recompute=launch.recompute,
-        options=bundled(compiled=launch.compile, balanced=launch.load_balancing_loss > 0),
+        options=options,
         some=some is not None,
         context=grid.context > 1,
     )

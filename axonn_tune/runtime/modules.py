@@ -170,6 +170,15 @@ class GatedAttention:
         return torch.cat([of_heads, of_gates], dim=-1).view(len(output), -1)
 
 
+def attention_parts(layer: Layer, *, shares: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Columns of queries with their gates, of keys and of values, among those of one of `shares` ranks."""
+    groups, each = layer.kv_heads // shares, layer.heads // layer.kv_heads * layer.head_dim
+    width = each + 2 * layer.head_dim + layer.gate_width // layer.kv_heads
+    columns = torch.arange(groups * width, device=device).view(groups, width)
+    queries, keys, values, gates = columns.tensor_split((each, each + layer.head_dim, each + 2 * layer.head_dim), dim=1)
+    return tuple(part.flatten() for part in (torch.cat([queries, gates], dim=1), keys, values))
+
+
 def gated(output: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """`[M, Q]` times the sigmoids of gates `[M, kv_heads, width]`, each for as many elements."""
     return (output.view(*gates.shape, -1) * gates[..., None].sigmoid()).view(output.shape)

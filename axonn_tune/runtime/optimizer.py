@@ -1,4 +1,4 @@
-"""AdamW on each rank's shards, with the gradient norm of the whole model.
+"""AdamW and others on each rank's shards, with the gradient norm of the whole model.
 
 Weight decay acts on every matrix, embeddings included (as in nanoGPT and Megatron-LM), and on no vector.
 Padded rows start at zero, get no gradient and so stay zero.
@@ -16,12 +16,16 @@ from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 
 from axonn_tune.errors import TrainingFailedError
+from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.grid import WORLD as WORLD_AXES
 from axonn_tune.grid import axes_of_ranks
+from axonn_tune.program.inputs import EXPERTS
+from axonn_tune.program.whole import LAYER
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Bucket, Parameter, ParameterStore, Vector
+from axonn_tune.runtime.orthogonal import orthogonalize_
+from axonn_tune.runtime.parameters import Bucket, Matrix, Parameter, ParameterStore, Vector, views_of
 from axonn_tune.specs import launch
 
 
@@ -50,13 +54,54 @@ def replicas(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
     return bucket.copies * prod(mesh.size(axis) for axis in axes_of_ranks(split) if axis not in split)
 
 
-class AdamW:
-    """AdamW over a store's buckets; gradients are read from them and zeroed after each step."""
+def nesterov(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
+    """The gradient on its way to its running mean, which takes it in (torch.optim.Muon)."""
+    momentum.lerp_(gradient, 1.0 - options.momentum)
+    return gradient.lerp(momentum, options.momentum)
 
-    def __init__(self, store: ParameterStore, communicator: Communicator, options: launch.Optimizer) -> None:
-        self._communicator, self._options = communicator, options
+
+def heavy_ball(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
+    """Of SGD: the sum of gradients, each step before counting less."""
+    return momentum.mul_(options.momentum).add_(gradient)
+
+
+def signs(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
+    """Of Lion (arXiv 2302.06675, algorithm 2): signs of the gradient on its way to its running mean."""
+    first, second = options.betas
+    update = gradient.lerp(momentum, first).sign_()
+    momentum.lerp_(gradient, 1.0 - second)
+    return update
+
+
+UPDATES = {"sgd": heavy_ball, "lion": signs}
+"""What an optimizer of one state subtracts, from gradient and state."""
+MUON = "muon"
+BLOCKS = ("block", EXPERTS)
+"""Buckets with matrices of blocks."""
+
+
+class ShardedOptimizer:
+    """An optimizer over a store's buckets; gradients are read from them and zeroed after each step.
+
+    One that takes matrices of blocks as wholes leaves all else to AdamW; its iterations are in the type `compute`.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        communicator: Communicator,
+        options: launch.Optimizer,
+        *,
+        compute: torch.dtype | None = None,
+    ) -> None:
+        self._communicator, self._options, self._compute = communicator, options, compute or store.dtype
         self.buckets, self.device = store.buckets, store.device
         self._steps_done = 0
+        known = optimizers()
+        for bucket in self.buckets:
+            whole = known[options.name].whole is not None and bucket.layer not in BLOCKS
+            bucket.rule = ADAMW if whole else options.name
+            bucket.states = tuple(torch.zeros_like(bucket.master) for _ in known[bucket.rule].states)
 
     @property
     def steps_done(self) -> int:
@@ -88,9 +133,7 @@ class AdamW:
                 bucket.own_gradient.mul_(limit / norm)
         rate = learning_rate(self._options, step)
         self._move_biases()
-        for vectors in (False, True):
-            same = [one for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
-            self._update(same, rate=rate, weight_decay=0.0 if vectors else self._options.weight_decay)
+        self._update(rate=rate)
         self._steps_done += 1
         for bucket in self.buckets:
             bucket.gradient.zero_()
@@ -106,17 +149,42 @@ class AdamW:
                 one.gradient.zero_()
 
     @torch.no_grad()
-    def _update(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
-        """Update master weights and moments of some buckets.
+    def _update(self, *, rate: float) -> None:
+        """Update master weights and states."""
+        self.update_matrices(rate=rate)
+        for vectors in (False, True):
+            decay = 0.0 if vectors else self._options.weight_decay
+            same = [one for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
+            self._by_adamw([one for one in same if one.rule == ADAMW], rate=rate, weight_decay=decay)
+            for one in same:
+                if one.rule in UPDATES:
+                    update = UPDATES[one.rule](one.own_gradient, one.states[0], self._options)
+                    one.master.mul_(1.0 - rate * decay).sub_(update, alpha=rate)
 
-        By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start.
-        """
+    @torch.no_grad()
+    def update_matrices(self, *, rate: float) -> None:
+        """Update what is taken as wholes: by orthogonalized momenta, of which each rank gathers all."""
+        options, communicator = self._options, self._communicator
+        for bucket in (one for one in self.buckets if one.rule == MUON):
+            update = nesterov(bucket.own_gradient, bucket.states[0], options)
+            if bucket.split:
+                update = communicator.all_gather(update, bucket.axes, "step", f"{LAYER}.{bucket.layer}").wait()
+            for one, part in zip(bucket.parameters, views_of(update, bucket.parameters), strict=True):
+                assert isinstance(one, Matrix), "vectors are in a bucket of their own"
+                orthogonalize_(part, one, communicator, iterations=options.iterations, compute=self._compute)
+            own = update[bucket.own.start : bucket.own.stop] if bucket.split else update
+            bucket.master.mul_(1.0 - rate * options.weight_decay).sub_(own, alpha=rate)
+
+    def _by_adamw(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
+        """By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start."""
+        if not buckets:
+            return
         beta1, beta2 = self._options.betas
         adamw(
             [bucket.master for bucket in buckets],
             [bucket.own_gradient for bucket in buckets],
-            [bucket.first for bucket in buckets],
-            [bucket.second for bucket in buckets],
+            [bucket.states[0] for bucket in buckets],
+            [bucket.states[1] for bucket in buckets],
             [],
             [bucket.count for bucket in buckets],
             fused=True,

@@ -27,6 +27,7 @@ class Matrix:
 
     name: the same on every grid; rows beyond `real_rows` are padding and stay zero; split_axes: axes over which ranks
     hold different elements; shard_axis: that of them over which the weight is gathered; gathered_rows: its rows then;
+    column_axes: axes that split columns; parts: columns of this shard that an optimizer takes for a matrix each;
     row_range, column_range: those of the shard itself; value: the shard in the master type, or in the compute type if
     master weights are sharded over data.
     """
@@ -41,6 +42,8 @@ class Matrix:
     column_range: range
     value: torch.Tensor
     gradient: torch.Tensor
+    column_axes: tuple[str, ...] = ()
+    parts: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass
@@ -70,9 +73,9 @@ class Bucket:
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
     where master weights are; axes: the group that holds the same shards; own: elements that this rank's optimizer
-    updates; master: these in the master type, a view of `value` unless they are split; first, second: AdamW's running
-    means of their gradient and of its square; count: steps of that, on the device, as torch's fused kernel needs it;
-    copies: pipeline stages that hold these parameters.
+    updates; master: these in the master type, a view of `value` unless they are split; count: steps of AdamW, on the
+    device, as torch's fused kernel needs it; copies: pipeline stages that hold these parameters; rule: the optimizer
+    that updates them, with its states in the layout of `master`.
     """
 
     layer: str
@@ -81,12 +84,12 @@ class Bucket:
     gradient: torch.Tensor
     own: range
     master: torch.Tensor
-    first: torch.Tensor
-    second: torch.Tensor
     count: torch.Tensor
     split: bool
     axes: str
     copies: int = 1
+    rule: str = ""
+    states: tuple[torch.Tensor, ...] = ()
 
     @property
     def own_gradient(self) -> torch.Tensor:
@@ -167,7 +170,7 @@ class ParameterStore:
                 value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
         split = frozenset({shard_axis, *row_axes, *column_axes, *(["expert"] if shard_axis != "z" else [])})
         places, zeros = (gathered, own, across), torch.zeros_like(value)
-        made = Matrix(name, real_rows, columns, split, shard_axis, *places, value, zeros)
+        made = Matrix(name, real_rows, columns, split, shard_axis, *places, value, zeros, column_axes)
         self.matrices.append(made)
         return made
 
@@ -195,26 +198,26 @@ class ParameterStore:
         """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
         experts = isinstance(parameters[0], Matrix) and parameters[0].shard_axis != "z"
         axes = self.mesh.replicas("expert_data" if experts else "data")
-        count = sum(one.value.numel() for one in parameters)
+        elements = sum(one.value.numel() for one in parameters)
         shares = self.mesh.size(axes) if compute is not None else 1
-        share = -(-count // shares)
+        share = -(-elements // shares)
         whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
-        for one, part in zip(parameters, _views(whole, parameters), strict=True):
+        for one, part in zip(parameters, views_of(whole, parameters), strict=True):
             part.copy_(one.value)
         place = self.mesh.place(axes) if shares > 1 else 0
         own = range(place * share, (place + 1) * share)
         value, master = whole, whole
         if compute is not None:
             value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
-        for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
+        for one, part, its in zip(parameters, views_of(value, parameters), views_of(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        state = torch.zeros_like(master), torch.zeros_like(master), torch.zeros((), device=self.device)
-        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, compute is not None, axes)
+        count = torch.zeros((), device=self.device)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, count, compute is not None, axes)
         self.buckets.append(made)
         return made
 
 
-def _views(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
+def views_of(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
     """Views of a flat tensor in the shapes of parameters, one after the other."""
     begin, found = 0, []
     for one in parameters:

@@ -336,6 +336,7 @@ class Rank:
                 "sequence_length": self.launch.workload.sequence_length,
                 "seed": self.launch.seed,
                 "data_seed": self.launch.data.seed,
+                "optimizer": self.launch.optimizer.name,
                 **_routing(self.launch.model),
             },
         )

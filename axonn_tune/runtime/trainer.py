@@ -36,7 +36,7 @@ from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, set
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics
-from axonn_tune.runtime.optimizer import AdamW, StepResult
+from axonn_tune.runtime.optimizer import ShardedOptimizer, StepResult
 from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch
@@ -193,7 +193,7 @@ class Trainer:
         stages, chunks = mesh.grid.pipeline, launch.chunks
         parts = model_parts(launch.model.layers, stages=stages, chunks=chunks, given=launch.parts)
         self.model = Transformer(launch.model, communicator, settings, sequence=sequence, seed=launch.seed, parts=parts)
-        self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
+        self.optimizer = ShardedOptimizer(self.model.store, communicator, launch.optimizer, compute=settings.compute)
         self._share = batch_shard(launch, mesh)
         self._stage = PipelineStage(self.model, launch.micro_batch, 1.0 / (launch.workload.global_batch * sequence))
 

@@ -32,6 +32,7 @@ from axonn_tune.runtime.modules import (
     Result,
     activation,
     attention_on,
+    attention_parts,
     compiled,
     dropped,
     gate_gradients,
@@ -546,9 +547,13 @@ class Transformer:
             widths = layer.qkv_width + layer.gate_width, layer.query_width
             local = self._attention(layer, name, prefix)
         norm = f"{into.partition('.')[0]}.norm"
+        projections = self._linear(name, prefix, into, (hidden, widths[0]))
+        if layer.attention:
+            shares, device = self.communicator.mesh.size("x"), self.settings.device
+            projections.weight.parts = attention_parts(layer, shares=shares, device=device)
         return ResidualBranch(
             norm=self._norm(f"{name}.{norm}", layer=f"{prefix}{norm}"),
-            input=self._linear(name, prefix, into, (hidden, widths[0])),
+            input=projections,
             local=local,
             output=self._linear(name, prefix, out, (widths[1], hidden), transposed=True),
             dropout=self._dropout(f"{name}.{out}"),

@@ -78,14 +78,21 @@ class LaunchVariable(EnvironmentVariable):
 
 
 class Optimizer(Document):
-    """AdamW with a warm-up and cosine schedule."""
+    """An optimizer with a warm-up and cosine schedule."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="The only one there is.")
+    name: Literal["adamw", "sgd", "lion", "muon"] = Field(
+        default="adamw",
+        description="What updates weights. muon orthogonalizes matrices of blocks, and leaves all else to adamw.",
+    )
     learning_rate: PositiveFloat = Field(default=3e-4, description="Peak, reached after the warm-up.")
     minimum_learning_rate: NonNegativeFloat = Field(default=3e-5, description="Reached at the end of the decay.")
     warmup_steps: NonNegativeInt = Field(default=100, description="Steps of linear warm-up from 0.")
     decay_steps: PositiveInt = Field(default=10_000, description="Step at which the cosine decay ends.")
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="Decay of the first and second moment.")
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.95), description="Decay of the first and second moment of adamw; of lion's update and momentum."
+    )
+    momentum: Share = Field(default=0.95, description="Decay of the momentum of sgd and muon.")
+    iterations: PositiveInt = Field(default=5, description="Newton-Schulz iterations of muon.")
     eps: PositiveFloat = Field(default=1e-8, description="Added to the root of the second moment.")
     weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled, on matrices only.")
     gradient_clip_norm: PositiveFloat | None = Field(default=1.0, description="Global norm; null: no clipping.")

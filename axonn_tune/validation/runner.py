@@ -23,7 +23,7 @@ from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import Grid
-from axonn_tune.job import Job, Layout
+from axonn_tune.job import Job, Layout, framework_of
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
@@ -48,7 +48,6 @@ from axonn_tune.specs.results import (
     differences_name,
     launch_pairs,
 )
-from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import VERSION
 
 _LOG = "log.txt"
@@ -92,11 +91,8 @@ def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> 
     workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]
     launches = [
         _priced_launch(
-            configuration,
-            inputs.model,
-            inputs.machine,
-            one,
-            balanced=framework.step.imbalance == 1.0,
+            Job(inputs.model.document, inputs.machine.document, one, framework),
+            *(configuration, inputs.model, inputs.machine),
             command=command,
         )
         for configuration in _in_orders(best, selection.orders)
@@ -126,25 +122,17 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
         if first_path := known.get(name := configuration_name(document)):
             raise UsageError(f"{path} repeats the configuration of {first_path}: {name}")
         known[name] = path
-        balanced = document.force_load_balancing
-        now = _priced_launch(Layout.of(document), model, profile, document.workload, balanced=balanced, command=command)
+        job = Job(model.document, profile.document, document.workload, framework_of(document))
+        now = _priced_launch(job, Layout.of(document), model, profile, command=command)
         launches.append(document.model_copy(update={"predicted": now.predicted}))
     return ValidationPlan(tuple(launches), model, profile, command)
 
 
 def _priced_launch(
-    configuration: Layout,
-    model: Loaded[Model],
-    machine: Loaded[Machine],
-    workload: Workload,
-    *,
-    balanced: bool,
-    command: str,
+    job: Job, configuration: Layout, model: Loaded[Model], machine: Loaded[Machine], *, command: str
 ) -> Launch:
-    """The launch config of a configuration, with its prediction; balanced: load balancing of experts is forced."""
-    framework = AXONN_TUNE.with_step(imbalance=1.0) if balanced else AXONN_TUNE
-    priced = price(Job(model.document, machine.document, workload, framework), configuration)
-    return build_launch(priced, model=model, machine=machine, command=command)
+    """The launch config of a configuration, with its prediction."""
+    return build_launch(price(job, configuration), model=model, machine=machine, command=command)
 
 
 def _in_orders(best: Iterable[Layout], orders: Sequence[tuple[str, ...]]) -> Iterator[Layout]:
@@ -324,10 +312,8 @@ def run_plan(
         # On a rank of this host, whatever the other runs use, with the first one's micro-batches.
         first = plan.launches[0]
         layout = Layout(Grid(), first.micro_batch, "none")
-        balanced = first.force_load_balancing
-        launch = _priced_launch(
-            layout, plan.model, plan.machine, first.workload, balanced=balanced, command=plan.command
-        )
+        job = Job(plan.model.document, plan.machine.document, first.workload, framework_of(first))
+        launch = _priced_launch(job, layout, plan.model, plan.machine, command=plan.command)
         alone = Serial.from_fields_of(_run(launch, ProcessRunner(), steps, folder / "serial").run)
     began, done = time.monotonic(), 0
     total = repeats * len(plan.launches)

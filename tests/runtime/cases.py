@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
 from axonn_tune.program.pipeline import split_layers
@@ -30,7 +31,7 @@ INNERMOST = "innermost"
 
 @dataclass(frozen=True)
 class Training:
-    """What the serial run depends on; normed: with norms of queries and keys."""
+    """What the serial run depends on; normed: with norms of queries and keys; by: which optimizer."""
 
     family: str
     tied: bool
@@ -42,6 +43,7 @@ class Training:
     sequence: int = SEQUENCE
     balance: float = 0.0
     normed: bool = False
+    by: Literal["adamw", "sgd", "lion", "muon"] = "adamw"
 
     @cached_property
     def model(self) -> Model:
@@ -74,7 +76,8 @@ class Training:
         much of its weight; at 3e-4 that alone brings later gradients of some tensors to 1e-12.
         """
         rates = {"learning_rate": 3e-5, "minimum_learning_rate": 3e-6}
-        return Optimizer(**rates, warmup_steps=1, decay_steps=2, gradient_clip_norm=0.1 if self.clipping else None)
+        rates |= {"name": self.by, "warmup_steps": 1, "decay_steps": 2}
+        return Optimizer(**rates, gradient_clip_norm=0.1 if self.clipping else None)
 
 
 TRAININGS = (
@@ -133,6 +136,7 @@ class Case:
         some = "" if self.recompute_layers is None else f"-on{self.recompute_layers}"
         run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}{some}-kept{self.kept_layers}"
         run += "-split" * self.split + "-sharded" * self.sharded + "-clipped" * training.clipping
+        run += f"-{training.by}" * (training.by != "adamw")
         return f"{sizes}{stages if self.grid.pipeline > 1 else ''}-{wide or 'one'}-{training.family}-{tables}-{run}"
 
     def values(self) -> tuple[object, ...]:
@@ -141,7 +145,8 @@ class Case:
         axes = ("narrow" if axis not in wide else INNERMOST if axis == wide[0] else "wide" for axis in AXES)
         options = self.recompute, self.kept_layers, min(self.accumulation, 3), self.split, self.sharded
         stages = self.grid.pipeline, self.chunks, bool(self.parts)
-        return *astuple(self.training), *options, *(stages if self.grid.pipeline > 1 else axes)
+        # All of the covering are AdamW's.
+        return *astuple(self.training)[:-1], *options, *(stages if self.grid.pipeline > 1 else axes)
 
     def pairs(self) -> set[object]:
         """Every pair of values, with the dimensions they belong to."""
@@ -288,6 +293,43 @@ def delta_cases() -> dict[Case, bool]:
         )
         found[case] = (*sizes, stages) in DELTA_DAILY
     return found
+
+
+OPTIMIZER_TRAININGS = (
+    Training("llama", False, True, 12, True, 0.1, by="muon"),
+    Training("gpt", True, False, 24, False, by="muon"),
+    Training("llama", True, False, 12, True, deep=True, by="muon"),
+    Training("moe", False, False, 12, True, balance=0.1, normed=True, by="muon"),
+    Training("delta", False, False, 24, True, sequence=80, by="muon"),
+    Training("llama", False, False, 12, True, by="sgd"),
+    Training("llama", False, False, 24, False, by="lion"),
+)
+
+
+def optimizer_cases() -> dict[Case, bool]:
+    """Cases of optimizers other than AdamW, whole matrices on every kind of grid; whether it is daily."""
+    llama, gpt, deep, moe, delta, sgd, lion = OPTIMIZER_TRAININGS
+    staged = (*AXES, "pipeline")
+    rows = [
+        (llama, Grid(2, 1, 2, 1), False, True),
+        (gpt, Grid(1, 2, 1, 2, order=("data", "y", "z", "x")), True, True),
+        (gpt, Grid(), True, False),
+        (llama, Grid(2, 2, 1, 1), True, False),
+        (gpt, Grid(1, 1, 3, 1), False, False),
+        (llama, Grid(2, 2, 2, 1), False, False),
+        (gpt, Grid(1, 2, 2, 2), True, False),
+        (deep, Grid(1, 1, 2, 1, pipeline=2, order=staged), False, False),
+        (deep, Grid(1, 2, 1, 2, pipeline=2, order=staged), True, False),
+        (moe, Grid(1, 1, 2, 2, expert=2), True, False),
+        (moe, Grid(2, 2, 1, 1, expert=1), False, False),
+        (delta, Grid(2, 1, 2, 1), False, False),
+        (sgd, Grid(1, 1, 2, 2), True, False),
+        (lion, Grid(2, 1, 1, 2), False, False),
+    ]
+    return {
+        Case(training, grid, BATCH // (grid.z * grid.data) // 2, "none", 0, sharded=sharded): each_time
+        for training, grid, sharded, each_time in rows
+    }
 
 
 _STAGES = Grid(1, 1, 2, 1, pipeline=2, order=(*AXES, "pipeline"))

@@ -58,7 +58,7 @@ def train(
         {"params": [one for one in own.values() if one.dim() == 2], "weight_decay": optimizer.weight_decay},
         {"params": [one for one in own.values() if one.dim() == 1], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps)
+    adam, momenta = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps), Tensors()
     mixtures = [block.mlp for block in module.blocks if isinstance(block.mlp, Mixture)]
     for batch, rate in zip(batches, rates, strict=True):
         adam.zero_grad()
@@ -87,9 +87,56 @@ def train(
             one.grad *= most / record.norms[-1]
         for group in adam.param_groups:
             group["lr"] = rate
+        for name, one in own.items() if optimizer.name != "adamw" else ():
+            update_otherwise(name, one, momenta, optimizer, rate=rate, model=model)
         adam.step()
     record.parameters.update({name: as_stored(name, one.detach()).clone() for name, one in own.items()})
     return record
+
+
+@torch.no_grad()
+def update_otherwise(
+    name: str, weight: Any, momenta: Tensors, optimizer: Optimizer, *, rate: float, model: Model
+) -> None:
+    """What SGD, Lion and Muon do to a whole tensor, which AdamW is then kept from; all but matrices of blocks is
+    AdamW's with Muon."""
+    if optimizer.name == "muon" and not (name.startswith("blocks.") and weight.dim() == 2):
+        return
+    gradient, weight.grad = weight.grad, None
+    decay = optimizer.weight_decay if weight.dim() == 2 else 0.0
+    before, share = momenta.get(name, torch.zeros_like(gradient)), optimizer.momentum
+    if optimizer.name == "sgd":
+        update = momenta[name] = share * before + gradient
+    elif optimizer.name == "lion":
+        first, second = optimizer.betas
+        update = torch.sign(first * before + (1 - first) * gradient)
+        momenta[name] = second * before + (1 - second) * gradient
+    else:
+        momenta[name] = share * before + (1 - share) * gradient
+        ahead = share * momenta[name] + (1 - share) * gradient
+        update = torch.empty_like(ahead)
+        for rows in parts_of(name, model, len(weight)):
+            update[rows] = orthogonal(ahead[rows], optimizer.iterations)
+    weight.copy_(weight - rate * decay * weight - rate * update)
+
+
+def parts_of(name: str, model: Model, rows: int) -> list[torch.Tensor]:
+    """Rows of queries with their gates, of keys and of values, where a weight has all of them."""
+    if not name.endswith("attention.qkv.weight"):
+        return [torch.arange(rows)]
+    layer = next(one for one in model.types if one.attention)
+    of_group = torch.arange(rows) % (rows // layer.kv_heads) // layer.head_dim - layer.heads // layer.kv_heads
+    keys, values = of_group == 0, of_group == 1
+    return [torch.nonzero(mask).flatten() for mask in (~(keys | values), keys, values)]
+
+
+def orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """By singular values, each of which an iteration maps to a polynomial of itself; of AdamW's size."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / matrix.norm()
+    for _ in range(iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return 0.2 * max(matrix.shape) ** 0.5 * (left * values) @ right
 
 
 def drop(module: Reference, mask: Callable[[str], torch.Tensor]) -> list[Any]:

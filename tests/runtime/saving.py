@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.optimizer import AdamW, StepResult
+from axonn_tune.runtime.optimizer import ShardedOptimizer, StepResult
 from axonn_tune.runtime.parameters import Bucket
 from axonn_tune.runtime.shards import shards_of
 from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens
@@ -29,7 +30,7 @@ from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import LayerType, Model
 
 BATCH, SEQUENCE = 12, 16
-RUN = {"global_batch": BATCH, "sequence_length": SEQUENCE, "seed": 5, "data_seed": 7}
+RUN: dict[str, Any] = {"global_batch": BATCH, "sequence_length": SEQUENCE, "seed": 5, "data_seed": 7}
 SMALL = {"layers": 3, "hidden": 48, "heads": 12, "kv_heads": 12, "head_dim": 4, "ffn": 96}
 # Neither divides by anything, so tables are padded on every grid but one of a single rank.
 MODEL = load_model("nano").document.model_copy(update={**SMALL, "vocab": 61, "max_sequence_length": 19})
@@ -72,7 +73,7 @@ class Trainee:
 
     mesh: Mesh
     model: Transformer
-    optimizer: AdamW
+    optimizer: ShardedOptimizer
     source: SyntheticTokens
 
     def step(self) -> StepResult:
@@ -81,7 +82,7 @@ class Trainee:
         stage = PipelineStage(self.model, len(batch.tokens), 1 / (BATCH * SEQUENCE))
         return self.optimizer.step(stage.gradients(lambda number: batch, count=1))
 
-    def checkpoints(self, folder: Path, *, keep: int = 3, run: dict[str, int] = RUN) -> Checkpointer:
+    def checkpoints(self, folder: Path, *, keep: int = 3, run: dict[str, int | str] = RUN) -> Checkpointer:
         """Its checkpoints."""
         return Checkpointer(folder, keep=keep, mesh=self.mesh, optimizer=self.optimizer, run=run)
 
@@ -91,21 +92,23 @@ class Trainee:
 
     def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
         """Everything a checkpoint holds, padding included, laid out as buckets are."""
-        return [(one, tensor) for one in self.optimizer.buckets for tensor in (one.master, one.first, one.second)]
+        return [(one, tensor) for one in self.optimizer.buckets for tensor in (one.master, *one.states)]
 
 
-def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
+def trainee(
+    grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False, by: str = "adamw"
+) -> Trainee:
     """A fresh one, in fp64; `split`: master weights over data."""
     mesh = build_mesh(grid)
     communicator, wide = Communicator(mesh, Ledger()), torch.float64
     settings = RuntimeSettings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"), shard_master=split)
     parts = split_layers(model.layers, parts=grid.pipeline)
     transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed, parts=parts)
-    options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
+    options = Optimizer.model_validate({"name": by, "learning_rate": 1e-2, "warmup_steps": 1, "decay_steps": 10})
     place = mesh.coordinate("data") * grid.z + mesh.coordinate("z")
     share = BatchShard(BATCH, BATCH // (grid.data * grid.z), 1, place)
     source = SyntheticTokens(model.vocab, RUN["data_seed"], SEQUENCE, share)
-    return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
+    return Trainee(mesh, transformer, ShardedOptimizer(transformer.store, communicator, options), source)
 
 
 def marked(grid: Grid, *, split: bool = False, model: Model = MODEL) -> Trainee:
@@ -150,10 +153,12 @@ def differs_after_loading(grid: Grid, folder: Path, split: bool = False, model: 
     return wrong + [f"step {step}"] * (found.optimizer.steps_done != step)
 
 
-def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False) -> list[StepResult]:
+def losses(
+    grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False, by: str = "adamw"
+) -> list[StepResult]:
     """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
-    found = trainee(grid, seed=RUN["seed"] + resume, split=split)
-    saver = found.checkpoints(folder)
+    found = trainee(grid, seed=RUN["seed"] + resume, split=split, by=by)
+    saver = found.checkpoints(folder, run=RUN | {"optimizer": by})
     if resume:
         assert saver.load() is not None, "there is one"
     results = [found.step() for _ in range(steps)]

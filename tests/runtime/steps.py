@@ -19,7 +19,7 @@ from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout, dropped
-from axonn_tune.runtime.optimizer import AdamW, learning_rate
+from axonn_tune.runtime.optimizer import ShardedOptimizer, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.trainer import PipelineStage
@@ -131,7 +131,7 @@ def check(case: Case, record_path: Path) -> list[str]:
     try:
         communicator = Late(mesh, Ledger())
         model = transformer(case, communicator, OVERLAPS)
-        optimizer = AdamW(model.store, communicator, case.training.optimizer)
+        optimizer = ShardedOptimizer(model.store, communicator, case.training.optimizer)
         twin = without_overlap(model, case)
         for step, batch in enumerate(batches(case.training)):
             object.__setattr__(communicator, "late", step == 0)
@@ -234,10 +234,10 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     place = Stage(first=stage == 0, last=stage == stages - 1)
     chunks, some = contents_of(training.model, layers_of_parts(case))[stage::stages], case.recompute_layers
     how = {"micro_batch": case.micro_batch, "stage": place, "layers": blocks_by_type(training.model, chunks)}
-    values = symbol_values(training.model, case.workload, case.grid, **how)
+    options = bundled(compiled=True, balanced=training.balance > 0, optimizer=training.by)
+    values = symbol_values(training.model, case.workload, case.grid, options=options, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
     how = {"recompute": case.recompute, "some": some is not None, "context": case.grid.context > 1}
-    options = bundled(compiled=True, balanced=training.balance > 0)
     program = build_step(training.model, case.workload, options=options, **how)
     values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)

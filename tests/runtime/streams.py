@@ -32,7 +32,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.optimizer import AdamW
+from axonn_tune.runtime.optimizer import ShardedOptimizer
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.launch import Optimizer
@@ -249,7 +249,7 @@ def run(grid: Grid, rank: int, options: Run, *, steps: int = 2) -> Streams:
             communicator = Communicator(build_mesh(grid, chunks=options.chunks), Ledger(), timer)
             parts = model_parts(options.model.layers, stages=grid.pipeline, chunks=options.chunks)
             model = Transformer(options.model, communicator, options.settings, sequence=SEQUENCE, seed=0, parts=parts)
-            optimizer = AdamW(model.store, communicator, Optimizer())
+            optimizer = ShardedOptimizer(model.store, communicator, Optimizer())
             tokens = torch.zeros(options.settings.parts, SEQUENCE, dtype=torch.int64)
             stage = PipelineStage(model, options.settings.parts, 0.01)
             for step in range(steps):

@@ -13,7 +13,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.optimizer import AdamW
+from axonn_tune.runtime.optimizer import ShardedOptimizer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
@@ -30,7 +30,7 @@ def trained_in_bf16(grid: Grid, split: bool) -> dict[str, torch.Tensor]:
     settings = RuntimeSettings(*kinds, frozenset(), "none", 0, torch.device("cpu"), shard_master=split)
     model = Transformer(load_model("nano").document, Communicator(mesh, Ledger()), settings, sequence=16, seed=0)
     options = Optimizer(learning_rate=1e-3, warmup_steps=0, gradient_clip_norm=None)
-    adam = AdamW(model.store, model.communicator, options)
+    adam = ShardedOptimizer(model.store, model.communicator, options)
     tokens = torch.randint(0, 500, (4, 17), generator=torch.Generator().manual_seed(mesh.rank))
     for _ in range(3):
         loss = forward_backward(model, tokens[:, :-1], tokens[:, 1:], scale=1 / 128, last=True)

@@ -160,22 +160,27 @@ def test_torchs_own_programs_read_what_is_saved(saved: dict[str, Path], tmp_path
     found = torch.load(folder, weights_only=True)
     whole = saving.marked(SERIAL)
     for bucket, kind in ((one, kind) for one in whole.optimizer.buckets for kind in ("parameters", "first_moments")):
-        flat = bucket.master if kind == "parameters" else bucket.first
+        flat = bucket.master if kind == "parameters" else bucket.states[0]
         for parameter in bucket.parameters:
             (shard,) = shards_of(parameter, bucket, flat)
             assert torch.equal(found[f"{kind}.{parameter.name}"], shard.values)
 
 
-def test_resumed_equals_uninterrupted(tmp_path: Path, pools: Pools) -> None:
+@pytest.mark.parametrize("by", ["adamw", "muon"])
+def test_resumed_equals_uninterrupted(by: str, tmp_path: Path, pools: Pools) -> None:
     """Guards parameters, moments, schedule and data: to the bit on the same grid, within rounding on another.
 
-    The second grid splits its optimizer state.
+    The second grid splits its optimizer state. What another optimizer has saved is refused by name.
     """
-    whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
-    first = saving.losses(SERIAL, tmp_path / "same", 2, False)
-    assert first + saving.losses(SERIAL, tmp_path / "same", 2, True) == whole
-    first = pools(4).run(saving.losses, Grid(2, 1, 2, 1), tmp_path / "parts", 2, False)[0]
-    rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True, True)[3]
+    whole = saving.losses(SERIAL, tmp_path / "whole", 4, False, False, by)
+    first = saving.losses(SERIAL, tmp_path / "same", 2, False, False, by)
+    assert first + saving.losses(SERIAL, tmp_path / "same", 2, True, False, by) == whole
+    saver = saving.trainee(SERIAL, by="sgd").checkpoints(tmp_path / "same", run=saving.RUN | {"optimizer": "sgd"})
+    with pytest.raises(TrainingFailedError, match=f"optimizer is {by} there and sgd here"):
+        saver.load()
+    saver.close()
+    first = pools(4).run(saving.losses, Grid(2, 1, 2, 1), tmp_path / "parts", 2, False, False, by)[0]
+    rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True, True, by)[3]
     for one, other in zip(whole, first + rest, strict=True):
         assert astuple(one) == pytest.approx(astuple(other), rel=1e-12)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,31 @@ def test_memory_with_experts(x: int, y: int, z: int, expert: int, recompute: str
     launch = axonn_tune.search("qwen3-30b-a3b", **given).launch_config()
     assert launch.force_load_balancing
     assert launch.load_balancing_loss > 0
+    _, peak_bytes = dry_run(launch)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "options"),
+    [
+        ("5b", (2, 1, 4), {"recompute": "full"}),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in (
+                ("5b", (1, 1, 8), {}),
+                ("llama3-8b", (2, 2, 1), {"recompute": "full"}),
+                ("llama3-8b", (1, 2, 4), {"recompute": "full"}),
+                ("llama3-8b", (1, 1, 2), {"recompute": "selective", "shard_optimizer": True}),
+                ("qwen3-30b-a3b", (1, 1, 8), {"recompute": "full", "expert": 8, "batch": 16, "imbalance": 1}),
+            )
+        ),
+    ],
+)
+def test_memory_with_whole_matrices(model: str, split: tuple[int, int, int], options: dict[str, Any]) -> None:
+    """Guards Muon's states and what its update holds, the peak where activations are few; and what it sends."""
+    given = dict(zip("xyz", split, strict=True), gpus=8, machine="dgx-h100", micro_batch=1, kept_layers=0)
+    launch = axonn_tune.search(model, **given, optimizer="muon", set={"model.layers": 6}, **options).launch_config()
+    assert launch.optimizer.name == "muon"
     _, peak_bytes = dry_run(launch)
     assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
 

@@ -24,6 +24,7 @@ from tests.runtime.cases import (
     INNERMOST,
     LONG_MOE_TRAININGS,
     MOE_TRAININGS,
+    OPTIMIZER_TRAININGS,
     SETS,
     TRAININGS,
     Case,
@@ -32,12 +33,13 @@ from tests.runtime.cases import (
     daily,
     delta_cases,
     expert_cases,
+    optimizer_cases,
 )
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Case], Path]
 EVERY = cases()
-MORE = context_cases() | expert_cases() | delta_cases()
+MORE = context_cases() | expert_cases() | delta_cases() | optimizer_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
 DAILY_SETS = (SETS[1],)
 
@@ -46,6 +48,7 @@ DAILY_SETS = (SETS[1],)
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
     known = [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS, *LONG_MOE_TRAININGS, *DELTA_TRAININGS]
+    known += OPTIMIZER_TRAININGS
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

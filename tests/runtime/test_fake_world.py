@@ -12,7 +12,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare, routed
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.optimizer import AdamW
+from axonn_tune.runtime.optimizer import ShardedOptimizer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
@@ -54,7 +54,8 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
 
     `split`: micro-batches in halves, optimizer state over data, and bf16, whose weights are sent in another type.
     """
-    # As many tokens for each of 24 experts.
+    # As many tokens for each of 24 experts. Muon's momenta are sent in FP32 in both.
+    by = "muon" if rank == 77 else "adamw"
     model, sequence, micro_batch = load_model(name).document, 96 if name == "nano-moe" else 24, 2 if split else 1
     workload = Workload(
         global_batch=2 * grid.z * grid.data * micro_batch,
@@ -78,13 +79,13 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
             sequence=sequence,
             seed=0,
         )
-        optimizer = AdamW(transformer.store, transformer.communicator, Optimizer())
+        optimizer = ShardedOptimizer(transformer.store, transformer.communicator, Optimizer(name=by), compute=compute)
         for last in (False, True):
             loss = forward_backward(transformer, tokens, tokens, scale=0.01, last=last)
         transformer.finish_gradients()
         optimizer.step(loss)
-    values = symbol_values(model, workload, grid, micro_batch=micro_batch)
-    options = bundled(compiled=True, balanced=True)
+    options = bundled(compiled=True, balanced=True, optimizer=by)
+    values = symbol_values(model, workload, grid, micro_batch=micro_batch, options=options)
     program = build_step(model, workload, recompute="full", options=options, context=grid.context > 1)
     values |= blocks_of(program, contents_of(model, (model.layers,)), kept=1, repeated=0)
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []

@@ -198,7 +198,7 @@ def test_an_optimizer_of_a_framework_has_a_word(name: str) -> None:
         ("megatron-core", {"precision": "fp16"}, "needs --precision bf16"),
         ("megatron-core", {"use_precision_aware_optimizer": "bf16"}, "is AdamW's"),
         ("megatron-core", {"set": ["step.offloaded=moments"]}, "stay on the GPU"),
-        ("axonn", {}, "frameworks that do: megatron-core"),
+        ("axonn", {}, "frameworks that do: axonn-tune, megatron-core"),
     ],
 )
 def test_what_muon_does_not_go_with_is_refused(framework: str, options: dict[str, Any], words: str) -> None:
