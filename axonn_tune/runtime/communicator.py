@@ -18,6 +18,7 @@ reduce-scatters of weight gradients finish one layer later, and data-parallel bu
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -314,6 +315,32 @@ class WeightGradients:
             matrix.gradient.add_(pending.wait())
             if after is not None:
                 after()
+
+
+class WaitingGradients(WeightGradients):
+    """Weight gradients of linear layers that wait until `run`, with both operands of each."""
+
+    def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
+        super().__init__(communicator, settings)
+        self._waiting = deque[Callable[[], None]]()
+
+    def add(
+        self,
+        matrix: Gathered,
+        inputs: Sequence[torch.Tensor],
+        output_gradients: Sequence[torch.Tensor],
+        layer: str,
+        after: Callable[[], None] | None,
+    ) -> None:
+        """As of `WeightGradients`, but later."""
+        operands = tuple(inputs), tuple(output_gradients)
+        self._waiting.append(partial(super().add, matrix, *operands, layer, after))
+
+    def run(self) -> None:
+        """Add them, and let each one's operands go."""
+        while self._waiting:
+            self._waiting.popleft()()
+        self.finish()
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Training on one rank: the step, and the loop with metrics, checkpoints and a stop that all ranks agree on.
 
-The micro-batches of a step go through the rank's pipeline stage in the order of 1F1B or of its interleaved form. A rank
-without pipeline stages is the only one of its pipeline: each forward pass is followed by its backward pass.
+The micro-batches of a step go through the rank's pipeline stage in the order of 1F1B, plain or interleaved, or in one
+that splits the backward pass: then weight gradients of linear layers wait, those of embedding and LM head do not. A
+rank without pipeline stages is the only one of its pipeline: each forward pass is followed by its backward pass.
 
 Sends overlap with computation and delay only the receiver. The receive of the next message of each kind is posted as
 soon as the one before has arrived, so that it overlaps too. A stage that is two messages ahead of its neighbour waits
@@ -29,9 +30,10 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.dimensions import broken_constraints
-from axonn_tune.program.pipeline import Kind, model_parts, stage_order
+from axonn_tune.program.pipeline import Kind, model_parts
+from axonn_tune.program.schedules import schedule_orders
 from axonn_tune.runtime.checkpoint import Checkpointer
-from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WaitingGradients
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
@@ -41,6 +43,7 @@ from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
+from axonn_tune.vocabulary import PipelineOrder
 
 
 def require_runnable(launch: Launch) -> None:
@@ -124,11 +127,12 @@ class Outbox:
 
 @dataclass
 class PipelineStage:
-    """Runs steps of a model; micro_batch: sequences of one; scale: of the loss."""
+    """Runs steps of a model; micro_batch: sequences of one; scale: of the loss; order: of its passes."""
 
     model: Transformer
     micro_batch: int
     scale: float
+    order: PipelineOrder = "1f1b"
 
     def gradients(self, batch: Callable[[int], MicroBatch], *, count: int) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, with complete gradients; this rank's loss.
@@ -137,8 +141,8 @@ class PipelineStage:
         """
         model, mesh = self.model, self.model.communicator.mesh
         stages, chunks = mesh.grid.pipeline, len(model.chunks)
-        order = stage_order(mesh.stage, stages=stages, chunks=chunks, micro_batches=count)
-        expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
+        order = schedule_orders(self.order, stages=stages, chunks=chunks, micro_batches=count)[mesh.stage]
+        expected = Counter(_message(kind) for kind, chunk, _ in order if self._receives(kind, chunk))
         tokens, settings = self.micro_batch * len(model.places), model.settings
         shape = tokens, model.model.hidden // mesh.size("y")
         buffer = partial(torch.empty, shape, dtype=settings.compute, device=settings.device)
@@ -146,9 +150,13 @@ class PipelineStage:
         outbox = Outbox(model.communicator)
         loss = torch.zeros((), dtype=torch.float64, device=model.settings.device)
         contexts: dict[tuple[int, int], ChunkContext] = {}
+        waiting: dict[tuple[int, int], WaitingGradients] = {}
         for kind, chunk, number in order:
             last = number == count - 1
-            received = inboxes[kind].take() if self._receives(kind, chunk) else None
+            if kind == "W":
+                model.weight_gradients(waiting.pop((chunk, number)), last=last)
+                continue
+            received = inboxes[_message(kind)].take() if self._receives(kind, chunk) else None
             if kind == "F":
                 result, contexts[chunk, number] = model.forward(
                     chunk, batch(number), received, scale=self.scale, last=last
@@ -159,9 +167,14 @@ class PipelineStage:
                     outbox.send(result, kind)
                 del result
             else:
-                gradient = model.backward(chunk, contexts.pop((chunk, number)), received, last=last)
+                gradients = None
+                if kind == "I":
+                    gradients = waiting[chunk, number] = WaitingGradients(model.communicator, settings)
+                context = contexts.pop((chunk, number))
+                gradient = model.backward(chunk, context, received, last=last, gradients=gradients)
+                del context
                 if gradient is not None:
-                    outbox.send(gradient, kind)
+                    outbox.send(gradient, "B")
                 del gradient
             del received
         outbox.finish()
@@ -170,7 +183,12 @@ class PipelineStage:
 
     def _receives(self, kind: Kind, chunk: int) -> bool:
         """Whether an operation needs a message."""
-        return not (self.model.begins(chunk) if kind == "F" else self.model.ends(chunk))
+        return kind != "W" and not (self.model.begins(chunk) if kind == "F" else self.model.ends(chunk))
+
+
+def _message(kind: Kind) -> Kind:
+    """What an operation sends and receives: activations or gradients."""
+    return "F" if kind == "F" else "B"
 
 
 class Trainer:
@@ -195,7 +213,8 @@ class Trainer:
         self.model = Transformer(launch.model, communicator, settings, sequence=sequence, seed=launch.seed, parts=parts)
         self.optimizer = ShardedOptimizer(self.model.store, communicator, launch.optimizer, compute=settings.compute)
         self._share = batch_shard(launch, mesh)
-        self._stage = PipelineStage(self.model, launch.micro_batch, 1.0 / (launch.workload.global_batch * sequence))
+        scale = 1.0 / (launch.workload.global_batch * sequence)
+        self._stage = PipelineStage(self.model, launch.micro_batch, scale, launch.pipeline_order)
 
     def gradients(self, step: int) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, counted from 0; this rank's loss."""

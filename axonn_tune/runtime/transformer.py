@@ -18,7 +18,14 @@ from axonn_tune.program.block import block_nodes, repeated_groups
 from axonn_tune.program.inputs import COPY, EXPERTS, LayerInputs
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.program.types.gdn import GatedDeltaNet
-from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
+from axonn_tune.runtime.communicator import (
+    Communicator,
+    DataBuckets,
+    WaitingGradients,
+    WeightGather,
+    WeightGathers,
+    WeightGradients,
+)
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.delta import DeltaRule
 from axonn_tune.runtime.devices import RuntimeSettings
@@ -45,7 +52,15 @@ from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.saved import ExpertWeights, GatheredWeights, Linear, LocalOutput, Router, SavedActivations
 from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
+from axonn_tune.specs.traces import (
+    EMBEDDING_BACKWARD,
+    EMBEDDING_FORWARD,
+    END,
+    HEAD,
+    WEIGHTS,
+    block_backward,
+    block_forward,
+)
 from axonn_tune.specs.workload import ELEMENT_SIZES
 
 
@@ -382,17 +397,23 @@ class Transformer:
         return loss, context
 
     def backward(
-        self, chunk: int, context: ChunkContext, gradient: torch.Tensor | None, *, last: bool
+        self,
+        chunk: int,
+        context: ChunkContext,
+        gradient: torch.Tensor | None,
+        *,
+        last: bool,
+        gradients: WeightGradients | None = None,
     ) -> torch.Tensor | None:
         """Add to the gradients of a chunk; the gradient of its input, None for the first part.
 
-        gradient: of its output `[M, H_y]`, None for the last part.
+        gradient: of its output `[M, H_y]`, None for the last part; gradients: what takes those of weights.
         """
         self.buckets.open, part = last, self.communicator.timer.part
         gathers = context.gathers or WeightGathers(
             self.communicator, self.settings, list(self._backward_gathers(chunk))
         )
-        gradients = WeightGradients(self.communicator, self.settings)
+        gradients = gradients or WeightGradients(self.communicator, self.settings)
         gradient, context.gradient = context.gradient if gradient is None else gradient, None
         assert gradient is not None, "the LM head has made it, or it has been received"
         part_gradients = list(gradient.chunk(self.settings.parts))
@@ -415,6 +436,12 @@ class Transformer:
         for bucket in self._tables:
             self.buckets.send(bucket)
         return None
+
+    def weight_gradients(self, waiting: WaitingGradients, *, last: bool) -> None:
+        """Add the weight gradients that have waited since a backward pass."""
+        self.buckets.open = last
+        self.communicator.timer.part(WEIGHTS)
+        waiting.run()
 
     def finish_gradients(self) -> None:
         """Complete the gradients of a step: wait for the buckets, reduce the vectors and a tied table's copies."""

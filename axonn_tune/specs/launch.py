@@ -227,6 +227,10 @@ class Launch(Document):
     )
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
     chunks: Size = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
+    pipeline_order: Literal["1f1b", "zb1p"] = Field(
+        default="1f1b",
+        description="Order of passes of the stages: 1F1B, or with weight gradients in what would be bubbles.",
+    )
     parts: tuple[Size, ...] | None = Field(
         default=None,
         description="Layers of each model part, in the model's order: chunk c of stage s is part c·stages + s, from 0; "
@@ -300,6 +304,15 @@ class Launch(Document):
         if self.chunks > 1 and self.grad_accumulation % self.grid.pipeline:
             stages = self.grid.pipeline
             return [f"chunks above 1 need grad_accumulation ({self.grad_accumulation}) divisible by {stages} stages"]
+        if self.pipeline_order != "1f1b":
+            if self.grid.pipeline == 1 or self.grad_accumulation < self.grid.pipeline:
+                stages, batches = self.grid.pipeline, self.grad_accumulation
+                return [
+                    f"pipeline_order {self.pipeline_order} needs 2 stages or more, and as many micro-batches: "
+                    f"grid.pipeline is {stages}, grad_accumulation {batches}"
+                ]
+            if self.model.has_experts:
+                return [f"pipeline_order {self.pipeline_order}: weight gradients of experts do not wait; take 1f1b"]
         if count > layers:
             return [f"grid.pipeline · chunks is {count}, but the model has {layers} layers"]
         if self.parts is not None and (len(self.parts) != count or sum(self.parts) != layers):

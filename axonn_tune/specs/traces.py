@@ -23,7 +23,7 @@ TRACE_SCHEMA = "axonn-tune/trace/1"
 COMPUTE_LANE = "compute"
 # Parts of a step on the compute track, in order: forward, loss, backward, end.
 EMBEDDING_FORWARD, HEAD, EMBEDDING_BACKWARD = "embedding, forward", "head and loss", "embedding, backward"
-END = "gradients and optimizer"
+END, WEIGHTS = "gradients and optimizer", "weight gradients"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import LayerType, Model
 from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import PipelineOrder
 
 WORLDS, ONLY_PIPELINES = (1, 2, 3, 4, 6, 8), (5, 7)
 """Ranks of the grids; and those that nothing but layers can be split over."""
@@ -113,6 +114,7 @@ class Case:
     chunks: int = 1
     parts: tuple[int, ...] | None = None
     recompute_layers: int | None = None
+    order: PipelineOrder = "1f1b"
 
     @property
     def workload(self) -> Workload:
@@ -136,7 +138,7 @@ class Case:
         some = "" if self.recompute_layers is None else f"-on{self.recompute_layers}"
         run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}{some}-kept{self.kept_layers}"
         run += "-split" * self.split + "-sharded" * self.sharded + "-clipped" * training.clipping
-        run += f"-{training.by}" * (training.by != "adamw")
+        run += f"-{training.by}" * (training.by != "adamw") + f"-{self.order}" * (self.order != "1f1b")
         return f"{sizes}{stages if self.grid.pipeline > 1 else ''}-{wide or 'one'}-{training.family}-{tables}-{run}"
 
     def values(self) -> tuple[object, ...]:
@@ -333,6 +335,36 @@ def optimizer_cases() -> dict[Case, bool]:
 
 
 _STAGES = Grid(1, 1, 2, 1, pipeline=2, order=(*AXES, "pipeline"))
+SPLIT_DAILY = ((1, 1, 2, 1, 2), (1, 1, 1, 1, 4))
+
+
+def split_cases() -> dict[Case, bool]:
+    """Cases whose stages split the backward pass, on every grid of up to 8 ranks with 2 stages or more; whether it is
+    daily."""
+    rows = [tuple(map(int, row)) for world in WORLDS for row in factorizations(world, axes=5) if row[-1] > 1]
+    chance, found = random.Random(CHANCE), dict[Case, bool]()
+    for *sizes, stages in rows:
+        share, chunks = BATCH // (sizes[2] * sizes[3]), chance.choice([1, 2]) if stages <= 4 else 1
+        counts = [one for one in divisors(share) if stages <= one <= 8 and (chunks == 1 or one % stages == 0)]
+        if not counts:
+            continue
+        micro_batch = share // chance.choice(counts)
+        case = Case(
+            training=chance.choice(DEEP_TRAININGS),
+            grid=Grid(*sizes, pipeline=stages, order=(*chance.sample(AXES, len(AXES)), "pipeline")),
+            micro_batch=micro_batch,
+            recompute=chance.choice(("none", "selective", "full", "core_attn,mlp")),
+            kept_layers=chance.choice([0, 2]),
+            split=micro_batch % 2 == 0 and chance.random() < 0.5,
+            sharded=chance.random() < 0.5,
+            chunks=chunks,
+            parts=_uneven(stages * chunks, chance) if chance.random() < 0.5 else None,
+            order="zb1p",
+        )
+        found[case] = (*sizes, stages) in SPLIT_DAILY
+    return found
+
+
 SETS = (
     Case(TRAININGS[0], Grid(), micro_batch=8, recompute="layernorm,mlp", kept_layers=0),
     Case(TRAININGS[5], Grid(2, 1, 2, 1), micro_batch=6, recompute="mlp", kept_layers=1, split=True, recompute_layers=1),

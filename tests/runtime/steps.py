@@ -83,7 +83,7 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
     shares = mesh.grid.z * mesh.grid.data
     mine = (whole.split(case.micro_batch)[place::shares] for whole in batch)
     parts = [MicroBatch(*part) for part in zip(*mine, strict=True)]
-    stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * model.sequence))
+    stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * model.sequence), case.order)
     return stage.gradients(parts.__getitem__, count=len(parts))
 
 

@@ -34,12 +34,13 @@ from tests.runtime.cases import (
     delta_cases,
     expert_cases,
     optimizer_cases,
+    split_cases,
 )
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Case], Path]
 EVERY = cases()
-MORE = context_cases() | expert_cases() | delta_cases() | optimizer_cases()
+MORE = context_cases() | expert_cases() | delta_cases() | optimizer_cases() | split_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
 DAILY_SETS = (SETS[1],)
 

@@ -63,6 +63,7 @@ def test_provenance_leads_back_to_the_files() -> None:
         ("name: PYTHONFAULTHANDLER", "name: OMP_NUM_THREADS", "environment sets OMP_NUM_THREADS more than once"),
         ("name: PYTHONFAULTHANDLER", "name: A=b", "must match pattern .*, not 'A=b'"),
         ("order: [x,", "order: [z,", "order must name each of x, y, z, data once"),
+        ("pipeline_order: 1f1b", "pipeline_order: zb1p", "zb1p needs 2 stages or more, and as many micro-batches"),
     ],
 )
 def test_edits_that_contradict_each_other_are_refused(old: str, new: str, message: str) -> None:
