@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import FlopCount, Framework
 from axonn_tune.grid import Grid
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Slurm
@@ -55,6 +55,12 @@ class Job:
     def title(self) -> str:
         """What is trained: the model, or what of it."""
         return f"{tuning.words} of {self.model.name}" if (tuning := self.workload.tuning) else self.model.name
+
+    @property
+    def logged(self) -> FlopCount | None:
+        """How the framework's log counts the FLOPs of the run; None if it prints none."""
+        count = self.framework.logged
+        return count and count.of(self.model, self.workload)
 
     @property
     def gemm_format(self) -> GemmFormat:

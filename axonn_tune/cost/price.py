@@ -152,7 +152,7 @@ class PricedLayout(Layout):
     def logged_tflops_per_gpu(self) -> float | None:
         """What the framework's own log will print, by its own count of FLOPs; None if it prints none."""
         job, workload = self.job, self.job.workload
-        if workload.lengths is not None:
+        if workload.lengths is not None and not (job.logged and job.logged.samples):
             # Logs count what stands in the batch, as if each pack or row were one sequence.
             length = self.batched_tokens_per_s * self.iteration_s / workload.global_batch
             workload = workload.model_copy(update={"lengths": None, "sequence_length": round(length)})

@@ -65,7 +65,9 @@ class FlopCount:
     the token embedding; of experts those of a token, and the router only as parameters. scores: counted share of
     attention's S×S scores; windows: in windows those of a causal one. padded: the vocabulary is the padded one.
     repeated: parts counted a fourth time (blocks, scores, head), by kind of recompute. where: axes of which one must be
-    above 1, as the program that prints it is not started otherwise; none: always.
+    above 1, as the program that prints it is not started otherwise; none: always. frozen: of weights that do not train
+    no gradient is counted, so 4 FLOPs each; of adapters nothing. samples: attention is that of each sample in a pack.
+    tuned: how it counts LoRA of a model on a data set, by both names, where that is otherwise.
     """
 
     log: str
@@ -78,6 +80,16 @@ class FlopCount:
     padded: bool = False
     repeated: Mapping[Recompute, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[str, ...] = ()
+    frozen: bool = False
+    samples: bool = False
+    tuned: Mapping[tuple[str, str], FlopCount] = field(default_factory=dict)
+
+    def of(self, model: Model, workload: Workload) -> FlopCount:
+        """The rule that holds for a run."""
+        tuning, lengths = workload.tuning, workload.lengths
+        if tuning is None or lengths is None or tuning.mode != "lora" or lengths.packing != "packed":
+            return self
+        return self.tuned.get((model.name, lengths.data), self)
 
 
 class Saver(NamedTuple):

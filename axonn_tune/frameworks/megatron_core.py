@@ -591,6 +591,16 @@ _SAVERS = (
 in BF16 (arXiv 2412.19437, section 3.3.3); of moments in FP8, which the optimizer takes too, no such training is known.
 """
 
+_OF_LORA = FlopCount(
+    log="Megatron-Bridge",
+    label="throughput per GPU",
+    counts="4 FLOPs a frozen weight and token, adapters not, and all of the attention of each sample in a pack",
+    source="NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/flop_utils.py, transformer_flops: "
+    "LoRA of Meta-Llama-3-70B on packs of SQuAD alone",
+    frozen=True,
+    samples=True,
+)
+
 MEGATRON_CORE = Framework(
     name="megatron-core",
     title="Megatron-Core",
@@ -637,6 +647,7 @@ MEGATRON_CORE = Framework(
         scores=0.5,
         windows=True,
         padded=True,
+        tuned={("llama3-70b", "squad"): _OF_LORA},
     ),
     launch=launch,
 )

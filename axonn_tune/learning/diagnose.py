@@ -24,12 +24,13 @@ import numpy as np
 from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.causes import KINDS, OF_NETWORK, PRIORS, TRIED, Hypothesis, hypotheses_of
-from axonn_tune.learning.evidence import WHOLE, Sample
+from axonn_tune.learning.evidence import WHOLE, Sample, Setup
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
 from axonn_tune.learning.setups import WORTH, Change, changes_of, searched
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import Accelerator, Machine
+from axonn_tune.units import TERA
 
 HIGHEST_SHARE = 0.9
 """Share of the peak that no step reaches with the FLOPs that causal kernels compute: the highest MFU of
@@ -114,7 +115,8 @@ class Diagnosis:
     flops_s: what useful FLOPs of the step take at the peak of its number format, so that MFU is 1, s; None if unknown.
     impossible: no run is as stated, since the step took less; it then has no causes, and `healthy` is 0. baseline: the
     same run on fewer GPUs, if given. memory_bytes, memory_limit_bytes: predicted of a GPU, and what can be used; 0
-    without a step. in_fp32: the step is, where the accelerator is faster in BF16.
+    without a step. in_fp32: the step is, where the accelerator is faster in BF16. logged_share: FLOP/s over the peak as
+    the log counts those of a model of which not all trains, at the measured step; None for one that trains whole.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Diagnosis:
     memory_bytes: float = 0.0
     memory_limit_bytes: float = 0.0
     in_fp32: bool = False
+    logged_share: float | None = None
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -242,8 +245,16 @@ def diagnose(
         baseline=_baseline(observed),
         memory_bytes=priced.memory_bytes if priced else 0.0,
         memory_limit_bytes=priced.memory_limit_bytes if priced else 0.0,
+        logged_share=_logged_share(setup, observed.measured_s),
         in_fp32=setup is not None and setup.workload.precision == "fp32" and _has_faster(machine.accelerator),
     )
+
+
+def _logged_share(setup: Setup | None, measured_s: float) -> float | None:
+    """What the log of a run prints of the peak, where not all trains."""
+    if setup is None or setup.workload.tuning is None or (priced := setup.priced).logged_tflops_per_gpu is None:
+        return None
+    return priced.logged_tflops_per_gpu * TERA * priced.iteration_s / (measured_s * priced.job.peak_flops_per_s)
 
 
 def _has_faster(accelerator: Accelerator) -> bool:

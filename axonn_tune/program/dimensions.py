@@ -627,8 +627,10 @@ def logged_flops(
     framework: Framework, model: Model, workload: Workload, *, grid: Grid, recompute: Recompute
 ) -> float | None:
     """FLOPs of one step, all ranks, as the framework's log counts them; None if it prints no such number. Logs count a
-    model of which not all trains as one that trains whole, without adapters."""
+    model of which not all trains as one that trains whole, without adapters, or by a rule of their own
+    (`FlopCount.tuned`)."""
     model, count = model.tuned(None), framework.logged
+    count = count and count.of(model, workload)
     if count is None or (count.where and all(grid.axis_size(axis) == 1 for axis in count.where)):
         return None
     if model.mixed and count.weights in ("square", "whole_groups"):
@@ -636,16 +638,22 @@ def logged_flops(
     rows = float(model.vocab)
     if count.padded:
         rows = float(table_rows(model, float(grid.x * grid.y), 1.0, options=framework.step, arithmetic=PLAIN))
-    forward = {
-        "blocks": 2.0 * _counted_weights(count, model, float(workload.sequence_length)),
-        "scores": sum(
-            2.0 * number * layer.scored_width * _counted_keys(count, layer, workload) for layer, number in model.by_type
-        ),
-        "head": 2.0 * rows * model.hidden * (1 + model.mtp_layers),
-    }
-    again = count.repeated.get(recompute, ())
-    passes = {part: _FORWARD_AND_BACKWARD + (part in again) for part in forward}
-    return step_tokens(workload) * sum(passes[part] * flops for part, flops in forward.items())
+    again, total = count.repeated.get(recompute, ()), 0.0
+    passes = {part: _FORWARD_AND_BACKWARD + (part in again) for part in ("blocks", "scores", "head")}
+    if count.frozen:
+        passes |= {part: passes[part] - 1 for part in ("blocks", "head")}
+    plain = ((workload.sequence_length, workload.global_batch),)
+    for length, number in sequences_of(workload) if count.samples else plain:
+        scored = (
+            2.0 * times * layer.scored_width * _counted_keys(count, layer, length) for layer, times in model.by_type
+        )
+        forward = {
+            "blocks": 2.0 * _counted_weights(count, model, float(length)),
+            "scores": sum(scored),
+            "head": 2.0 * rows * model.hidden * (1 + model.mtp_layers),
+        }
+        total += number * length * sum(passes[part] * flops for part, flops in forward.items())
+    return total
 
 
 def _counted_weights(count: FlopCount, model: Model, length: float) -> float:
@@ -664,9 +672,9 @@ def _counted_weights(count: FlopCount, model: Model, length: float) -> float:
     return float(blocks + sum(others))
 
 
-def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:
+def _counted_keys(count: FlopCount, layer: Layer, length: float) -> float:
     """Keys of a query, on average, by a count: its share of the sequence, or those in a window."""
-    length, window = workload.sequence_length, layer.window
+    window = layer.window
     if layer.indexer is not None or (count.windows and window is not None and window < length):
         return layer.keys(float(length))
     return count.scores * length

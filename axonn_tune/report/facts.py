@@ -212,10 +212,11 @@ def tuning_words(job: Job) -> str:
 def _counted_words(priced: Detail) -> str:
     """What the framework's log counts."""
     job = priced.job
-    if job.framework.logged is None or not priced.logged_tflops_per_gpu:
+    if (count := job.logged) is None or not priced.logged_tflops_per_gpu:
         return ""
-    whole = ", and all weights as if they trained, without adapters" if job.workload.tuning else ""
-    return f"{job.framework.logged.counts}{whole}"
+    as_whole = job.workload.tuning is not None and not count.frozen
+    whole = ", and all weights as if they trained, without adapters" if as_whole else ""
+    return f"{count.counts}{whole}"
 
 
 AXIS_COLUMNS = (

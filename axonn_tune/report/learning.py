@@ -105,6 +105,12 @@ def _beside(found: Diagnosis) -> Iterator[str]:
     """What memory and the same run on fewer GPUs say of it."""
     if found.in_fp32:
         yield "The run is in FP32, as predicted: unless that is meant, it is what slows it. No BF16 or FP16 is stated."
+    share, needed_s = found.logged_share, found.flops_s
+    if share is not None and share > 1.0 and needed_s is not None and not found.impossible:
+        yield (
+            f"The log's TFLOP/s are {percent(share, decimals=0)} of peak by its own rule, since it counts gradients of "
+            f"weights that do not train; what is needed is {percent(needed_s / found.measured_s, decimals=0)} (MFU)."
+        )
     over = found.memory_bytes - found.memory_limit_bytes
     if over > 0.0 and not found.impossible:
         yield (

@@ -82,11 +82,12 @@ def benchmark_remark(ranked: Priced) -> str:
     """Which rows to run before one is chosen, and what to compare with the log; empty without rows."""
     if not len(ranked):
         return ""
-    framework = ranked.problem.framework
-    count, logged = framework.logged, ""
-    if count:
+    problem = ranked.problem
+    framework, logged = problem.framework, ""
+    if (count := framework.logged and framework.logged.of(problem.model, problem.workload)) is not None:
         log = "the" if count.log == framework.title else f"{count.log}'s"
-        whole = ", which counts all weights as if they trained" if ranked.problem.workload.tuning else ""
+        as_whole = problem.workload.tuning is not None and not count.frozen
+        whole = ", which counts all weights as if they trained" if as_whole else ""
         logged = f'; TFLOP/s is "{count.label}" in {log} log{whole}'
     if ranked.ties < 2:
         others = " (others are slower by more than model error)" if len(ranked) > 1 else ""
@@ -443,7 +444,7 @@ def searched_remark(ranked: Priced) -> str:
 def logged_words(entry: PricedLayout) -> str:
     """What the framework's own log will print, in a sentence; empty if it prints nothing of the kind."""
     job = entry.job
-    count, peak = job.framework.logged, job.machine.accelerator.peak_tflops[job.gemm_format]
+    count, peak = job.logged, job.machine.accelerator.peak_tflops[job.gemm_format]
     tflops = entry.logged_tflops_per_gpu
     if count is None or tflops is None:
         return ""

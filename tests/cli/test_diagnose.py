@@ -463,6 +463,19 @@ def test_a_rate_is_the_step_that_a_log_with_it_has(tmp_path: Path, monkeypatch: 
         assert found["measured_s"] == pytest.approx(config["iteration_s"], rel=1e-6)
 
 
+def test_tflops_of_adapters_above_the_peak_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what a log counts of LoRA: above the peak is its rule, where MFU is below it, and below it nothing."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
+    sizes = "model.tensor_model_parallel_size=2 train.micro_batch_size=1 train.global_batch_size=32"
+    recipe = f"--recipe llama3_8b_peft_config --mode lora peft.dim=16 dataset.seq_length=4096 {sizes}"
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py {recipe}", "utf-8")
+    run_ = f"--from-command {tmp_path / 'run.sh'} --machine dgx-h100"
+    said = {rate: " ".join(run(f"diagnose --tflops {rate} {run_}").out.split()) for rate in (600, 1100, 1900)}
+    why = "of peak by its own rule, since it counts gradients of weights that do not train"
+    assert [why in words for words in said.values()] == [False, True, False]
+    assert "less than the" in said[1900]
+
+
 def test_replicas_out_of_memory_are_told_to_shard(tmp_path: Path) -> None:
     """Guards the smallest change of a run that only replicates: all replicas as shards, which Accelerate has, not the
     distributed optimizer, which it lacks."""

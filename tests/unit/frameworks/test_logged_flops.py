@@ -8,8 +8,11 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.count import active_parameters
 from axonn_tune.program.dimensions import logged_flops, model_flops
+from axonn_tune.program.lengths import own_tokens, sequences_of
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.lengths import read_lengths
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute, Workload
 
 
@@ -51,6 +54,27 @@ def test_counts_by_hand(name: str, model: str, seq: int, tensor: int, per_token:
     for batch, recompute in ((1, "none"), (3, "full")):
         found = counted(name, model, seq=seq, batch=batch, tensor=tensor, recompute=recompute)
         assert found == batch * seq * per_token
+
+
+def test_lora_has_the_rule_of_its_log() -> None:
+    """Guards Megatron-Bridge's rule of LoRA: 4 FLOPs a weight and token, all scores of each sample, where it holds; its
+    published TFLOP/s are 278.1 to 279.1 GFLOP a token of the packs (NVIDIA-NeMo/Megatron-Bridge@067f987d,
+    docs/performance-summary-archive.md)."""
+    framework, model = find_framework("megatron-core"), load_model("llama3-70b").document
+    lora, grid = Tuning(mode="lora", rank=16, targets=("attention.qkv",)), Grid(x=1, y=1, z=1, data=1)
+    packs = Workload(global_batch=32, sequence_length=4096, tuning=lora, lengths=read_lengths("squad", "packed"))
+
+    def of(workload: Workload) -> float:
+        return logged_flops(framework, model, workload, grid=grid, recompute="none") or 0.0
+
+    squares = sum(number * length**2 for length, number in sequences_of(packs))
+    weights = SEVENTY + 128_256 * 8192
+    assert of(packs) == pytest.approx(4 * weights * own_tokens(packs) + 12 * 80 * 8192 * squares, rel=1e-12)
+    assert 278.1e9 <= of(packs) / (32 * 4096) <= 279.1e9
+    # Of other lengths and modes, all weights as if they trained.
+    for other in ({"lengths": None}, {"tuning": lora.model_copy(update={"mode": "dora"})}):
+        whole = packs.model_copy(update={"tuning": None, "lengths": None})
+        assert of(packs.model_copy(update=other)) == of(whole)
 
 
 @pytest.mark.parametrize(
