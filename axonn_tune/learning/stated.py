@@ -353,9 +353,12 @@ def _bridge_mode(source: _Source) -> str:
 
 
 def _adapting(source: _Source) -> Iterator[tuple[str, Stated]]:
-    """What a recipe of Megatron-Bridge says of adapters by its name or mode."""
+    """What a recipe of Megatron-Bridge that fine-tunes says by its name or mode: adapters, and its precision, which is
+    that of all of them (NVIDIA-NeMo/Megatron-Bridge@51885cf1, recipes/common.py)."""
     if (mode := _bridge_mode(source)) in ("lora", "dora"):
         yield "peft_scheme", Stated(mode, 0)
+    if mode not in ("", "pretrain") and "mixed_precision" not in source.named:
+        yield "mixed_precision", Stated("bf16_mixed", 0)
 
 
 def _tool(source: _Source) -> str:
@@ -464,7 +467,8 @@ def _named(source: _Source) -> tuple[Model, str] | None:
         stem = re.sub("_(peft|sft|finetune|lora|dora)_.*", "", source.name("recipe"))
         own = next((name for name, one in RECIPES.items() if one == stem), "")
         of_recipe = load_model(own).document if own else model_named(stem)
-        return (of_recipe, f"the model is {of_recipe.name}, as --recipe is called") if of_recipe else None
+        rest = "what else it sets by itself is not read: state its layout as overrides"
+        return (of_recipe, f"the model is {of_recipe.name}, as --recipe is called; {rest}") if of_recipe else None
     loaded = model_named(source.name("load")) if _is_swift(source) else None
     return (loaded, f"the model is {loaded.name}, as --load is called") if loaded else None
 
