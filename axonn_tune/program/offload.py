@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.nodes import kept_arrays
-from axonn_tune.program.operations import HostWork, Operation, Phase, Size
+from axonn_tune.program.operations import HostWork, Operation, Phase, Size, symbol
 
 OFFLOAD = "offload"
 """Their layer."""
@@ -33,12 +33,25 @@ def with_copies(
     ]
     shards = [elements / given.replication(layer)[1] if given.sharded else elements for layer, elements in buckets]
     weights = [given.element * one for one in shards] if "weights" in options.offloaded else []
-    element = given.state_element if options.host_optimizer == "deepspeed" else given.gradient_bytes
-    gradients = [element * one for one in shards] if "gradients" in options.offloaded else []
+    out, back = _gradients(given, shards) if "gradients" in options.offloaded else ([], [])
     return (
         (*forward, *_copies("forward", moved, weights, forward)),
-        (*backward, *_copies("backward", gradients, [*moved, *weights], backward)),
+        (*backward, *_copies("backward", out, [*moved, *weights, *back], backward)),
     )
+
+
+def _gradients(given: LayerInputs, shards: Sequence[Size]) -> tuple[list[Size], list[Size]]:
+    """Gradients of a mean micro-batch that go to the host, and that come back to be added to.
+
+    DeepSpeed adds in the compute type on the GPU to what it sent before, which comes back, and sends the last sum in
+    FP32 (deepspeedai/DeepSpeed@edaa7221, runtime/zero/stage_1_and_2.py, copy_grads_in_partition, of more than one
+    micro-batch; stage3.py, partition_grads, of each). One copy of a step, ZeRO-3's one each way, is left out.
+    """
+    if given.options.host_optimizer != "deepspeed":
+        return [float(given.gradient_bytes) * one for one in shards], []
+    element, last = float(given.element), float(given.state_element - given.element)
+    sent, batches = [element * one for one in shards], symbol("A")
+    return [*sent, *(last * one / batches for one in shards)], [*sent, *(-element * one / batches for one in shards)]
 
 
 def _copies(

@@ -80,6 +80,28 @@ def test_ranks_share_their_host() -> None:
     assert host_rates(H100, 8).updated_per_s == 0.77e9
 
 
+@pytest.mark.parametrize(("batches", "out", "back"), [(1, 4.0, 0.0), (2, 6.0, 2.0), (8, 18.0, 14.0)])
+def test_gradients_of_zero_come_back_to_be_added_to(batches: int, out: float, back: float) -> None:
+    """Guards ZeRO-2's gradients of a step, bytes of an element: the last sum in FP32, those before it in BF16 there and
+    back; behind a slow link that is what each step waits for."""
+    host = H100.host
+    assert host is not None
+
+    def step_s(link: float) -> float:
+        machine = H100.model_copy(update={"host": host.model_copy(update={"link_gb_per_s": link})})
+        framework = find_framework("deepspeed").with_step(
+            offloaded=("moments", "master", "gradients"), shard_gradients=True
+        )
+        workload = Workload(global_batch=8 * batches, sequence_length=2048)
+        job = Job(load_model("llama3-8b").document, machine, workload, framework)
+        return price(job, Layout(Grid(data=8, order=("x", "z", "data", "pipeline")), 1, "full", 0)).iteration_s
+
+    blocks, tables = 32 * 218_103_808, 2 * 128_256 * 4096
+    # Of blocks; new weights of all come back at the end.
+    copied = blocks * max(out, back) + 2.0 * (blocks + tables)
+    assert step_s(0.005) - step_s(0.01) == pytest.approx(copied / 8 / 0.01e9, rel=0.01)
+
+
 def test_checkpoints_on_the_host_hide_behind_blocks() -> None:
     """Guards inputs of repeated blocks on the host: 5.5% less memory and 0.1% more time of Llama-3.2 3B on an A100
     (meta-pytorch/torchtune@bd2a0fc7, README.md); behind a link that is too slow they wait."""
