@@ -65,6 +65,10 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("loss", r"loss not compiled", "eager"),
     ("step.expert_kernels", r"fused grouped mlp", "fused"),
     ("step.paged_stash", r"paged stash", "true"),
+    ("step.optimizer", r"optimizer is (\w+)", r"\1"),
+    ("step.offloaded", r"moments of ([\d.]+) of the parameters on the host", "moments"),
+    ("step.offloaded_states", r"moments of ([\d.]+) of the parameters on the host", r"\1"),
+    ("step.offload_overlap", r"copies beside updates", "true"),
     ("step.fused_hyper_connections", r"hyper-connections operator by operator", "false"),
 )
 """Column, what a note says of it where it is empty, and the cell that this means."""

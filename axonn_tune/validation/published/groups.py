@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.accuracy import PredictedRow, StepSummary
 from axonn_tune.validation.published.cases import Case, profile_of
@@ -18,7 +19,7 @@ LEAST_DIFFERENCE = 0.05
 
 GROUPS = (
     *("dense, BF16", "dense, formats on Blackwell", "experts, BF16", "formats", "context"),
-    *("MLPerf", "AMD", "fine-tuning", "LoRA", "functional"),
+    *("MLPerf", "AMD", "fine-tuning", "LoRA", "offload", "Muon", "functional"),
 )
 """In the order in which they are shown."""
 
@@ -82,6 +83,10 @@ def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
         return
     if case.workload.tuning is not None or case.workload.lengths is not None:
         yield "fine-tuning" if case.workload.tuning is None else "LoRA"
+        return
+    step = case.framework.step
+    if step.offloads or step.optimizer != ADAMW:
+        yield "offload" if step.offloads else "Muon"
         return
     if "training_results" in one.row.dataset:
         yield "MLPerf"
@@ -163,7 +168,7 @@ def _shared(row: StepRow) -> tuple[object, ...]:
     more = row.more
     of_all = (row.dataset, row.framework, row.model, row.layers, row.gpus, row.sequence_length)
     degrees = (row.global_batch, row.pipeline, row.interleave, row.interleave_known, row.context)
-    of_more = (more.shards, more.sharded, more.layout, more.software, more.offload, more.functional) if more else ()
+    of_more = (more.shards, more.sharded, more.layout, more.software, more.functional) if more else ()
     return (*of_all, *degrees, *of_more)
 
 
@@ -179,5 +184,7 @@ def _varied(row: StepRow) -> dict[str, object]:
     }
     if more is not None:
         found |= {"dispatcher": more.dispatcher, "overlap": bool(more.expert_overlap), "routing": more.routing}
+        step = {name: value for name, value in more.step.items() if name.startswith("offload")}
+        found |= {"offload": (more.offload, *step.values()), "optimizer": more.step.get("optimizer", ADAMW)}
         found |= {"async TP": more.async_tp, "compiled": "compile" in row.notes, "CUDA graphs": more.cuda_graphs}
     return found
