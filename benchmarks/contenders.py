@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -36,7 +38,7 @@ from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch, Optimizer
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
+from axonn_tune.vocabulary import OVERLAPS, Overlap, PipelineOrder, Precision
 from benchmarks.launches import pinned_launch
 from benchmarks.reference_model import Mixture, Reference, ReferenceStage
 
@@ -72,12 +74,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Ours:
-    """The runtime on a grid; kept: all layers keep their gathered weights for backward, or none does."""
+    """The runtime on a grid; kept: all layers keep their gathered weights for backward, or none does; chunks, order: of
+    pipeline stages."""
 
     grid: Grid
     kept: bool = True
     overlaps: tuple[Overlap, ...] = OVERLAPS
     micro_batches: int = 1
+    chunks: int = 1
+    order: PipelineOrder = "1f1b"
 
     @property
     def name(self) -> str:
@@ -85,7 +90,9 @@ class Ours:
         grid = self.grid
         kept = ", kept" if self.kept and grid.z > 1 else ""
         overlap = "" if self.overlaps else ", no overlap"
-        stages = f", {grid.pipeline} stages, {self.micro_batches} micro-batches" if grid.pipeline > 1 else ""
+        several = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+        stages = f", {grid.pipeline} stages{several}, {self.order}, {self.micro_batches} micro-batches"
+        stages = stages if grid.pipeline > 1 else ""
         expert = f", EP {grid.expert}" if grid.expert > 1 else ""
         return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{expert}{stages}{kept}{overlap}"
 
@@ -101,18 +108,20 @@ class Ours:
             precision=job.precision,
             overlaps=self.overlaps,
         )
-        return pinned_launch(
+        launch = pinned_launch(
             *(job.model_name, self.grid, workload),
             kept=self.kept,
             optimizer=OPTIMIZER,
             command="benchmark",
             micro_batches=self.micro_batches,
+            chunks=self.chunks,
         )
+        return launch.model_copy(update={"pipeline_order": self.order})
 
     def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> RuntimeSteps:
         """One rank of it; the runtime makes the same weights from its seed."""
         launch = self.launch(job)
-        mesh = build_mesh(launch.grid.grid())
+        mesh = build_mesh(launch.grid.grid(), chunks=self.chunks)
         return RuntimeSteps(Trainer(launch, mesh, device=CPU, source=batches(launch, mesh)))
 
 
@@ -164,18 +173,26 @@ class Peer:
 
 @dataclass(frozen=True)
 class PipelinePeer:
-    """`torch.distributed.pipelining`, 1F1B: one stage a rank, so many micro-batches a step."""
+    """`torch.distributed.pipelining`: so many micro-batches a step, and model parts a rank, in the order of a schedule;
+    of two parts in a folded one, the second runs back over the ranks."""
 
     micro_batches: int
+    schedule: Literal["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"] = "1F1B"
+    chunks: int = 1
 
     @property
     def name(self) -> str:
         """As the table calls it."""
-        return f"torch pipelining, {self.micro_batches} micro-batches"
+        several = f" of {self.chunks} parts a rank" if self.chunks > 1 else ""
+        return f"torch pipelining, {self.schedule}{several}, {self.micro_batches} micro-batches"
 
     def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> PipelineSteps:
         """One rank of it."""
-        return PipelineSteps(job, ReferenceStage(_module(job.model, weights), dist.get_rank(), job.world), self)
+        rank, parts = dist.get_rank(), self.chunks * job.world
+        numbers = (rank, parts - 1 - rank) if self.schedule == "ZBVZeroBubble" else range(rank, parts, job.world)
+        # Of modules of their own, since schedules divide the gradients of each part by the micro-batches.
+        modules = [ReferenceStage(_module(job.model, weights), number, parts) for number in numbers]
+        return PipelineSteps(job, modules, self)
 
 
 @dataclass(frozen=True)
@@ -379,31 +396,40 @@ class ExpertSteps:
 
 
 class PipelineSteps:
-    """Trains one stage. A tied table's copies on the first and the last add their gradients."""
+    """Trains the model parts of one rank. A tied table's copies, of the first and the last, add their gradients."""
 
-    def __init__(self, job: Job, module: ReferenceStage, peer: PipelinePeer) -> None:
-        self.module, self.source = module, job.tokens(job.share(0, 1))
+    def __init__(self, job: Job, parts: Sequence[ReferenceStage], peer: PipelinePeer) -> None:
+        self.source = job.tokens(job.share(0, 1))
+        self.first, self.last = (any(getattr(one, end) for one in parts) for end in ("first", "last"))
         dtype = COMPUTE[job.precision] or torch.float32
-        stage = PipelineStage(module, module.stage, job.world, CPU)
-        self.schedule = Schedule1F1B(stage, peer.micro_batches, loss_fn=module.loss)
+        stages = [PipelineStage(one, one.stage, peer.chunks * job.world, CPU) for one in parts]
+        made = get_schedule_class(peer.schedule)
+        self.schedule = made(
+            stages[0] if issubclass(made, PipelineScheduleSingle) else stages,
+            n_microbatches=peer.micro_batches,
+            loss_fn=ReferenceStage.loss,
+        )
         self.autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
         self.ends = dist.new_group([0, job.world - 1])
-        self.adam = Adam([list(module.parameters())])
+        self.tables = [one for one in (part.shared_table() for part in parts) if one is not None]
+        self.parameters = [one for part in parts for one in part.parameters()]
+        self.adam = Adam([self.parameters])
 
     def step(self, step: int) -> float:
         """One optimizer step; the mean loss."""
         (tokens, targets), losses = self.source.batch(step, 0), list[torch.Tensor]()
         with self.autocast:
-            if self.module.first:
-                self.schedule.step(tokens)
-            elif self.module.last:
-                self.schedule.step(target=targets, losses=losses)
-            else:
-                self.schedule.step()
-        table = self.module.shared_table()
-        if table is not None:
-            dist.all_reduce(table.grad, group=self.ends)
-        parameters = [one for one in self.module.parameters() if not (one is table and self.module.last)]
+            last = {"target": targets, "losses": losses} if self.last else {}
+            self.schedule.step(*([tokens] if self.first else []), **last)
+        gradients = [one.grad for one in self.tables if one.grad is not None]
+        if len(gradients) > 1:
+            total = gradients[0] + gradients[1]
+            for one in gradients:
+                one.copy_(total)
+        elif gradients and not (self.first and self.last):
+            dist.all_reduce(gradients[0], group=self.ends)
+        counted_before = self.tables[-1] if self.tables and self.last else None
+        parameters = [one for one in self.parameters if one is not counted_before]
         square = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None], foreach=True) ** 2
         dist.all_reduce(square)
         self.adam.step(step, square.sqrt())

@@ -20,12 +20,13 @@ def pinned_launch(
     optimizer: Optimizer,
     command: str,
     micro_batches: int = 1,
+    chunks: int = 1,
 ) -> Launch:
     """Nothing recomputed; kept: all layers keep their gathered weights, or none does."""
     model, machine = load_model(model_name), load_machine("localhost")
     micro_batch = workload.global_batch // (grid.z * grid.data * micro_batches)
     kept_layers = model.document.layers if kept else 0
-    layout = Layout(grid, micro_batch, "none", kept_layers=kept_layers)
+    layout = Layout(grid, micro_batch, "none", kept_layers=kept_layers, chunks=chunks)
     pricing = price(Job(model.document, machine.document, workload), layout)
     launch = build_launch(pricing, model=model, machine=machine, command=command)
     return launch.model_copy(update={"optimizer": optimizer, "kept_layers": kept_layers})

@@ -94,11 +94,18 @@ def same_layouts(world: int) -> list[Contender]:
 
 
 def pipelines(job: Job) -> list[Contender]:
-    """A stage on each rank, of the runtime and of torch, where each has layers and a micro-batch."""
+    """A stage on each rank, of the runtime and of torch, where each has layers and a micro-batch: backward passes whole
+    or split, one part of the model a rank or two."""
     if job.world > min(job.model.layers, job.global_batch):
         return []
-    grid = Grid(pipeline=job.world, order=("pipeline", *AXES))
-    return [Ours(grid, micro_batches=job.global_batch), PipelinePeer(job.global_batch)]
+    grid, count = Grid(pipeline=job.world, order=("pipeline", *AXES)), job.global_batch
+    found: list[Contender] = [Ours(grid, micro_batches=count), PipelinePeer(count)]
+    found += [Ours(grid, micro_batches=count, order="zb1p"), PipelinePeer(count, "InterleavedZeroBubble")]
+    if 2 * job.world <= job.model.layers and count % job.world == 0:
+        found += [Ours(grid, micro_batches=count, chunks=2), PipelinePeer(count, "Interleaved1F1B", 2)]
+        found += [Ours(grid, micro_batches=count, chunks=2, order="zb1p")]
+        found += [PipelinePeer(count, one, 2) for one in ("InterleavedZeroBubble", "ZBVZeroBubble")]
+    return found
 
 
 def measure(
@@ -145,17 +152,20 @@ def _figures(name: str, rounds: list[list[Step]], base: list[list[Step]]) -> Fig
     )
 
 
-def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
-    """Find the runtime's best grid unless given, then measure it, without overlap too, against everything else."""
+def compare(job: Job, *, rounds: int, grid: Grid | None = None, stages: bool = False) -> Comparison:
+    """Find the runtime's best grid unless given, then measure it, without overlap too, against everything else; stages:
+    against pipelines alone."""
     weights = initial_weights(job)
     search: list[Figures] = []
     best = Ours(grid or Grid(data=job.world))
-    if grid is None:
+    if grid is None and not stages:
         every = candidates(job)
         search, _ = measure(job, every, weights, rounds=SEARCH_ROUNDS)
         best = every[min(range(len(every)), key=lambda number: search[number].step_s)]
     chosen: list[Contender] = [best, best.without_overlap()]
-    if job.model.has_experts:
+    if stages:
+        chosen = [best, *pipelines(job)]
+    elif job.model.has_experts:
         same = Ours(Grid(z=job.world, expert=job.world))
         chosen += [*([same] if same != best else []), ExpertPeer()]
         chosen += [ExpertPeer(deepspeed=True)] if find_spec("deepspeed") else []
@@ -206,6 +216,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, action="append", help="may be repeated; default: 4 and 2")
     parser.add_argument("--precision", choices=tuple(AGREEMENT), action="append", help="default: both")
     parser.add_argument("--grid", type=_grid, metavar="X,Y,Z,DATA", help="the runtime's; default: measure all first")
+    parser.add_argument("--stages", action="store_true", help="schedules of pipeline stages alone")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
     parser.add_argument("--seq", type=int, help="tokens in a sequence; default: the model's")
@@ -216,7 +227,7 @@ def main() -> int:
     for world in [chosen.grid.world] if chosen.grid else chosen.ranks or (4, 2):
         for precision in chosen.precision or tuple(AGREEMENT):
             job = Job(chosen.model, precision, chosen.batch, sequence, world)
-            found.append(compare(job, rounds=chosen.runs, grid=chosen.grid))
+            found.append(compare(job, rounds=chosen.runs, grid=chosen.grid, stages=chosen.stages))
             if chosen.format == "table":
                 show(found[-1])
     if chosen.format == "json":

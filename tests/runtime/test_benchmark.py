@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
-DENSE = "FSDP2 2", "DTensor TP 2 + FSDP2 1", "torch pipelining, 8 micro-batches"
+DENSE = (
+    *("FSDP2 2", "DTensor TP 2 + FSDP2 1", "torch pipelining, 1F1B, 8 micro-batches"),
+    "torch pipelining, ZBVZeroBubble of 2 parts a rank, 8 micro-batches",
+)
 EXPERTS = "FSDP2, experts by all-to-all", "runtime 1·1·2·1, EP 2, kept"
 
 
