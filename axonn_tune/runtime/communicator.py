@@ -275,6 +275,10 @@ class WeightGradients:
         self._deferred = "weight_gradient" in settings.overlaps
         self._pending: tuple[Gathered, CollectiveHandle, Callable[[], None] | None] | None = None
 
+    def later(self, work: Callable[[], None]) -> None:
+        """Part of what makes weight gradients, in order: now."""
+        work()
+
     def add(
         self,
         matrix: Gathered,
@@ -318,7 +322,7 @@ class WeightGradients:
 
 
 class WaitingGradients(WeightGradients):
-    """Weight gradients of linear layers that wait until `run`, with both operands of each."""
+    """Weight gradients of linear layers and experts that wait until `run`, with both operands of each."""
 
     def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
         super().__init__(communicator, settings)
@@ -334,7 +338,11 @@ class WaitingGradients(WeightGradients):
     ) -> None:
         """As of `WeightGradients`, but later."""
         operands = tuple(inputs), tuple(output_gradients)
-        self._waiting.append(partial(super().add, matrix, *operands, layer, after))
+        self.later(partial(super().add, matrix, *operands, layer, after))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """The same in `run`."""
+        self._waiting.append(work)
 
     def run(self) -> None:
         """Add them, and let each one's operands go."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -270,11 +270,23 @@ class ExpertBranch:
             torch.mm(some, one.t() if transposed else one, out=into)
         return output
 
-    @staticmethod
     def _add_gradient(
-        rows: torch.Tensor, gradient: torch.Tensor, routing: Routing, into: torch.Tensor, *, first: bool
+        self,
+        rows: torch.Tensor,
+        gradient: torch.Tensor,
+        routing: Routing,
+        room: list[torch.Tensor],
+        which: int,
+        *,
+        first: bool,
     ) -> None:
-        """Add `dW[k, n] = I[R_e, k]ᵀ · dO[R_e, n]` of each expert to what other parts have added, as shards."""
+        """Add `dW[k, n] = I[R_e, k]ᵀ · dO[R_e, n]` of each expert to what other parts have added, as shards.
+
+        room: of a block's experts, made here for the first; which: of FC1 and FC2.
+        """
+        if not room:
+            room.append(self.experts.new_gradient(rows))
+        into = self.experts.views(room[0])[which]
         if in_one_launch(rows, into):
             every = functional.grouped_mm(rows.t(), gradient, offs=routing.ends)[:, None]
             if first:
@@ -331,10 +343,9 @@ class ExpertBranch:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gradients of the experts' input `[T, H_y]`, a share over x, and of the logits `[T, E]`, of each part."""
         gathered = weights.take(self.experts, last=True)
-        found = self.experts.new_gradient(gathered)
+        room = list[torch.Tensor]()
         first, second = self.experts.views(gathered)
         del gathered
-        of_first, of_second = self.experts.views(found)
         routed, of_logits = list[torch.Tensor](), list[torch.Tensor]()
         for number, (part, gradient) in enumerate(zip(kept, output_gradients, strict=True)):
             routing, (active, activation_backward) = part.routing, part.local
@@ -342,7 +353,8 @@ class ExpertBranch:
             down = self._to_experts(copies, routing, "backward", COMBINE)
             scaled = self._grouped(down, second, routing, transposed=True)
             weighted = self.functions.scaled(active, part.probabilities)
-            self._add_gradient(weighted, down, routing, of_second, first=number == 0)
+            add = partial(self._add_gradient, routing=routing, room=room, first=number == 0)
+            gradients.later(partial(add, weighted, down, which=1))
             del copies, down, weighted
             pending = self.communicator.all_reduce(
                 scaled, "y", "backward", self.prefix + FC2, planned=len(routing.order)
@@ -352,14 +364,14 @@ class ExpertBranch:
             up = activation_backward(scaled)
             del scaled
             rows = self._grouped(up, first, routing, transposed=True)
-            self._add_gradient(part.rows, up, routing, of_first, first=number == 0)
+            gradients.later(partial(add, part.rows, up, which=0))
             # Read for the last time.
             part.rows = up[:0].clone()
             del up
             routed.append(self._from_experts(rows, routing, "backward", DISPATCH))
             of_logits.append(self._probability_gradient(part, shares, counts))
         del first, second
-        gradients.reduce(self.experts, found, self.experts.layer, self.after)
+        gradients.later(lambda: gradients.reduce(self.experts, room.pop(), self.experts.layer, self.after))
         return routed, of_logits
 
     def _probability_gradient(
@@ -403,15 +415,24 @@ class ExpertBranch:
     ) -> list[CollectiveHandle]:
         """Gradient of the norm's output, through router and experts, being summed over x, of each part."""
         weight, wide = weights.take(self.router, last=True), self.settings.statistics
-        columns, found = self.router.weight.column_range, list[CollectiveHandle]()
-        of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
-        for normal, rows, all_logits in zip(normals, routed, of_logits, strict=True):
+        columns, found, owns = self.router.weight.column_range, list[CollectiveHandle](), list[torch.Tensor]()
+        for rows, all_logits in zip(routed, of_logits, strict=True):
             own = all_logits[:, columns.start : columns.stop]
             total = self.functions.narrowed(rows, own @ weight.to(wide).t())
             found.append(self.communicator.all_reduce(total, "x", "backward", self.prefix + DISPATCH))
-            of_weight.addmm_(self.functions.widened(normal, wide).t(), own)
-        gradients.reduce(self.router.weight, of_weight.to(weight.dtype), self.router.layer)
+            owns.append(own)
+        gradients.later(partial(self._router_gradient, tuple(normals), owns, gradients))
         return found
+
+    def _router_gradient(
+        self, normals: Sequence[torch.Tensor], of_logits: Sequence[torch.Tensor], gradients: WeightGradients
+    ) -> None:
+        """Gradient of the router's weight, summed over parts in a wide type."""
+        wide = of_logits[0].dtype
+        found = of_logits[0].new_zeros(normals[0].shape[1], of_logits[0].shape[1])
+        for normal, own in zip(normals, of_logits, strict=True):
+            found.addmm_(self.functions.widened(normal, wide).t(), own)
+        gradients.reduce(self.router.weight, found.to(normals[0].dtype), self.router.layer)
 
 
 def in_one_launch(rows: torch.Tensor, weight: torch.Tensor) -> bool:

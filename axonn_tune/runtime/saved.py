@@ -72,7 +72,7 @@ class ExpertWeights:
         return found[0], found[1]
 
     def new_gradient(self, like: torch.Tensor) -> torch.Tensor:
-        """Room for the gradients of all shards, flat."""
+        """Room for the gradients of all shards, flat, in the type of a tensor."""
         shards = len(self.first[0].gathered_rows) // len(self.first[0].row_range)
         return like.new_empty(shards * self._count)
 

@@ -1,8 +1,9 @@
 """Training on one rank: the step, and the loop with metrics, checkpoints and a stop that all ranks agree on.
 
 The micro-batches of a step go through the rank's pipeline stage in the order of 1F1B, plain or interleaved, or in one
-that splits the backward pass: then weight gradients of linear layers wait, those of embedding and LM head do not. A
-rank without pipeline stages is the only one of its pipeline: each forward pass is followed by its backward pass.
+that splits the backward pass: then weight gradients of linear layers and experts wait, those of embedding and LM head
+do not. A rank without pipeline stages is the only one of its pipeline: each forward pass is followed by its backward
+pass.
 
 Sends overlap with computation and delay only the receiver. The receive of the next message of each kind is posted as
 soon as the one before has arrived, so that it overlaps too. A stage that is two messages ahead of its neighbour waits

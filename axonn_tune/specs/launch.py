@@ -304,15 +304,10 @@ class Launch(Document):
         if self.chunks > 1 and self.grad_accumulation % self.grid.pipeline:
             stages = self.grid.pipeline
             return [f"chunks above 1 need grad_accumulation ({self.grad_accumulation}) divisible by {stages} stages"]
-        if self.pipeline_order != "1f1b":
-            if self.grid.pipeline == 1 or self.grad_accumulation < self.grid.pipeline:
-                stages, batches = self.grid.pipeline, self.grad_accumulation
-                return [
-                    f"pipeline_order {self.pipeline_order} needs 2 stages or more, and as many micro-batches: "
-                    f"grid.pipeline is {stages}, grad_accumulation {batches}"
-                ]
-            if self.model.has_experts:
-                return [f"pipeline_order {self.pipeline_order}: weight gradients of experts do not wait; take 1f1b"]
+        stages, batches = self.grid.pipeline, self.grad_accumulation
+        if self.pipeline_order != "1f1b" and (stages == 1 or batches < stages):
+            needed = f"pipeline_order {self.pipeline_order} needs 2 stages or more, and as many micro-batches"
+            return [f"{needed}: grid.pipeline is {stages}, grad_accumulation {batches}"]
         if count > layers:
             return [f"grid.pipeline · chunks is {count}, but the model has {layers} layers"]
         if self.parts is not None and (len(self.parts) != count or sum(self.parts) != layers):

@@ -362,6 +362,14 @@ def split_cases() -> dict[Case, bool]:
             order="zb1p",
         )
         found[case] = (*sizes, stages) in SPLIT_DAILY
+    staged = {"order": (*AXES, "pipeline"), "pipeline": 2}
+    for training, grid, split in (
+        (MOE_TRAININGS[0], Grid(z=2, expert=2, **staged), True),
+        (MOE_TRAININGS[1], Grid(x=2, data=2, expert=2, **staged), False),
+        (DELTA_TRAININGS[0], Grid(y=2, **staged), True),
+        (OPTIMIZER_TRAININGS[2], Grid(z=2, **staged), False),
+    ):
+        found[Case(training, grid, BATCH // (grid.z * grid.data) // 3, "none", 0, split=split, order="zb1p")] = False
     return found
 
 
