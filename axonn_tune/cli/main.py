@@ -196,6 +196,8 @@ def cli(*, debug: bool) -> None:
     FP8, MXFP8 or NVFP4. An analytical model prices communication, computation and memory, with an 80%
     interval; it needs no GPU. `explain --from-command FILE` reads the script or config of a run.
 
+    Of fine-tuning it prices SFT (--lengths) and LoRA (--tune); not DPO, RL roll-outs, vision towers or evaluation.
+
     Without --framework a layout is a 4D grid x * y * z * data: tensor parallelism over x and y, FSDP
     over z, replicas over data. The ranking is by communication time per step, as in AxoNN's paper, or
     by the step (--rank-by step), and -o writes a launch config for the bundled runtime.

@@ -58,6 +58,9 @@ def changes(run: Run, stated: Arguments) -> dict[str, object]:
             found[option] = value.value
     for field in FIELDS.values():
         found.update(field.set(run, stated))
+    if "shared experts" not in run.model.parts:
+        # There is nothing to overlap (NVIDIA/Megatron-LM@d98e8a64, core/transformer/transformer_config.py).
+        found.pop("shared_expert_overlap", None)
     return {name: value for name, value in found.items() if getattr(run.step, name) != value}
 
 

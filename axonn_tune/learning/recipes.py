@@ -48,6 +48,8 @@ def refusals(
     # What a framework's table prices, it judges by itself.
     by_megatron, trainer = MEGATRON_SFT.search(text) is not None, trainer_of(text)
     adapts = trainer is not None or by_megatron or BRIDGE.search(text) is not None
+    tool = tool_of(text)
+    adapts = adapts or bool(tool and tool["instead"])
     # PEFT has a file of its own, which scripts name.
     adapts = adapts or bool({"peft_config", "peft_type"} & every.keys())
     tables = ("swift", "adapters") if by_megatron else tuple(trainer["tables"].split()) if trainer else ()
@@ -68,9 +70,11 @@ def refusals(
         yield Problem(f"{name}{value}", why, stated.line, stated.file)
     if (program := _PREFERENCES.search(text)) and (beside := find("ref_model")):
         yield Problem(program[1], beside.why)
-    if (tool := tool_of(text)) is not None:
+    if tool is not None:
         facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
-        yield Problem("", f"{tool['subject']} are not read. {PRICED}. {_command(tool['framework'], text, facts)}")
+        instead = f": {tool['instead']}" if tool["instead"] else ""
+        why = f"{tool['subject']} are not read{instead}. {PRICED}"
+        yield Problem("", f"{why}. {_command(tool['framework'], text, facts)}")
     elif found:
         names = ", ".join(name for name, _, key in found if key.field != "switch" or not key.plain)
         full = ", ".join(f"{name} {key.default}" for name, _, key in found if key.field == "switch" and key.plain)

@@ -13,7 +13,7 @@ from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Run
 from axonn_tune.frameworks.dispatchers import find_dispatcher
-from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, find, own_tables
+from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, find, is_on, names_of, own_tables
 from axonn_tune.frameworks.statements import changes, kept_layers, switched_off
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, nearest_sizes
@@ -161,7 +161,20 @@ class CommandRun(StatedRun):
         if isinstance(found, str):
             raise self._wrong(found)
         self._check_stages(found)
-        return self._with_experts(_with_options(found, self.arguments))
+        return self._with_experts(self._with_adapters(_with_options(found, self.arguments)))
+
+    def _with_adapters(self, case: Case) -> Case:
+        """The case with what trains; DocumentError with the line of a target that its tool does not know."""
+        if (adapters := stated_adapters(self.arguments)) is None:
+            return case
+        try:
+            tuning = adapters.of(case.framework)
+        except UsageError as error:
+            key = next((name for name in names_of("tuning.targets") if name in self.arguments), "")
+            line = self.arguments.get(key, NOTHING).line or self.lines[0]
+            words = str(error).removeprefix("--lora-targets ")
+            raise DocumentError(self.path, [Problem(key, words, line)]) from None
+        return replace(case, workload=case.workload.model_copy(update={"tuning": tuning}))
 
     def row(self, **instead: object) -> StepRow:
         """What columns mean, some instead of others; DocumentError for what is no size or word, or does not divide."""
@@ -191,6 +204,9 @@ class CommandRun(StatedRun):
         yield from differences(case.row, case.machine, case.framework)
         path, priced = Path(self.path), accelerators_named(case.machine.accelerator.name)
         named = accelerators_named(read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else "")
+        stated = self.arguments.get("moe_shared_expert_overlap", NOTHING)
+        if is_on(stated) and "shared experts" not in case.model.parts:
+            yield f"moe_shared_expert_overlap: {case.model.name} has no shared experts, so it changes nothing"
         if len(named) == 1 and not {*named} & {*priced}:
             ((word, profile),) = named.items()
             yield f"the file names {word.upper()}, and {case.machine.name} is priced: --machine {profile} has it"
@@ -281,13 +297,11 @@ def _with_options(case: Case, stated: Arguments) -> Case:
     job = (case.framework, case.model, case.machine, case.workload)
     run = Run(*job, one.grid, one.micro_batch, 1, one.recompute, 0, one.chunks, (), case.framework.step)
     found, off, kept = changes(run, stated), {*switched_off(stated)}, kept_layers(run, stated)
-    trains: dict[str, object] = {"overlaps": tuple(one for one in case.workload.overlaps if one not in off)}
-    if (adapters := stated_adapters(stated)) is not None:
-        trains["tuning"] = adapters.of(case.framework)
+    overlaps = {"overlaps": tuple(one for one in case.workload.overlaps if one not in off)}
     return replace(
         case,
         framework=case.framework.with_step(**found) if found else case.framework,
-        workload=case.workload.model_copy(update=trains),
+        workload=case.workload.model_copy(update=overlaps),
         configurations=tuple(one if kept is None else replace(one, kept_layers=kept) for one in case.configurations),
     )
 

@@ -482,6 +482,8 @@ def _require(settled: CommandRun, source: _Source, needed: Sequence[str]) -> Non
     unset = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     if (named := source.arguments.get("model_name_or_path")) and {*missing} & {*OF_MODEL}:
         unset.append(f"the sizes of {named.value} are not known: `axonn-tune models import` its config.json")
+        if re.search(r"(?i)(?<![a-z])(vl|vision|omni|llava|internvl|pixtral)(?![a-z])", named.value):
+            unset[-1] += ", without its vision tower, which is not priced"
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     settled.require(missing, f"add {added}" + (f" ({', '.join(unset)})" if unset else ""))
     if "n_gpus" in needed:

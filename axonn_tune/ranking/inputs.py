@@ -236,7 +236,8 @@ def _check_tuning(problem: Problem) -> None:
     """Refuse adapters of layers of which the model has none, and a mode that the framework does not have."""
     tuning, model, tuner = problem.workload.tuning, problem.model, problem.framework.tuner
     if tuning is not None and (why := untuned(problem.framework, tuning)):
-        raise UsageError(f"workload.tuning.mode={tuning.mode}: {problem.framework.title} {why}")
+        name = "base" if "base" in why else "mode"
+        raise UsageError(f"workload.tuning.{name}={getattr(tuning, name)}: {problem.framework.title} {why}")
     if tuning is None or not tuning.adapts or not tuner or adapted(model):
         return
     tool = tools()[tuner]
@@ -515,9 +516,15 @@ def _tuning(framework: Framework, request: Request) -> Tuning | None:
 
 def untuned(framework: Framework, tuning: Tuning | None) -> str:
     """Why a framework does not train just that of a model, "" where it does."""
-    if tuning is None or (framework.tuner and tuning.mode in tools()[framework.tuner].modes):
-        return ""
-    return f"has no {tuning.mode}" if framework.tuner else "trains models whole"
+    if tuning is None or not framework.tuner:
+        return "" if tuning is None else "trains models whole"
+    modes = tools()[framework.tuner].modes
+    if tuning.quantized and "qlora" not in modes:
+        having = ", ".join(
+            name for name, one in registry().items() if one.tuner and "qlora" in tools()[one.tuner].modes
+        )
+        return f"has no quantized base; {having} have one"
+    return "" if tuning.mode in modes else f"has no {tuning.mode}"
 
 
 def make_workload(

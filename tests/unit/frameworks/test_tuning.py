@@ -67,6 +67,10 @@ def test_strategies_are_compared_with_one_optimizer() -> None:
         ({"framework": "fsdp", "lora_targets": "q_prj"}, "did you mean 'q_proj'"),
         ({"framework": "fsdp", "lora_targets": ","}, "--lora-targets '': known: all-linear, "),
         ({"framework": "torchtitan", "set": ["workload.tuning.mode=dora"]}, "mode=dora: torchtitan has no dora"),
+        (
+            {"framework": "megatron-core", "set": ["workload.tuning.base=nf4"]},
+            "base=nf4: Megatron-Core has no quantized",
+        ),
         ({"framework": "fsdp", "set": ["workload.tuning.mode=head"]}, "head trains the LM head alone"),
         ({"framework": "fsdp", "set": ["workload.tuning.mode=qlora"]}, "qlora has its base in nf4"),
         ({"framework": "fsdp", "set": ["workload.tuning.targets=[]"]}, r"targets=\[\]: llama3-8b has no such layer"),

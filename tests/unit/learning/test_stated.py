@@ -511,6 +511,7 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.yaml", "parallelism: {tp: 2, pp_engine: 1f1b}", "files of nanotron are not read"),
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
         ("r.sh", f"{TRAINER}--use_peft true --lora_r 8 --vera true", f"--vera true: {PEFT}"),
+        ("r.sh", "swift rlhf --rlhf_type dpo --tuner_type lora", "DPO and RL of ms-swift are not read: `swift sft` or"),
         ("r.py", "from nemo.collections import llm\nr.data.global_batch_size = 64", "--framework nemo --batch 64"),
         ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus 8 --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
