@@ -126,7 +126,7 @@ class Pricer:
         self._cut()
         self.repeated, most = layout.recompute_layers, max(map(blocks_in, self.contents))
         self.program, self.schedule = _program(
-            self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
+            self.model if self.model.opening or self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
             self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
             # The token imbalance is a symbol, too.

@@ -471,7 +471,7 @@ class Replay:
     def _block_saves_s(self, batch: MicroBatch, of_type: int, block: Behind) -> Value:
         """The same of one block with experts, s."""
         program = self.work.program
-        if not program.merges or program.blocks[block.kind].given.own.experts is None:
+        if not program.merges or not program.blocks[block.kind].merges:
             return 0.0
         alone = batch.forward(of_type, of_type), batch.backward(of_type, block, block.kind)
         apart_s, both_s = sum(map(self._pace_s, alone)), self._pace_s(batch.merged(of_type, block))

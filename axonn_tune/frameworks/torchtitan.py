@@ -179,7 +179,7 @@ def _mixture(run: Run) -> tuple[str, str, str] | None:
 
 def _layers(model: Model) -> tuple[object, ...]:
     """What makes the layers of a model; norms of queries and keys are told by its flavor."""
-    types = [replace(one, name="", qk_norms=False, in_bf16=False) for one in model.types]
+    types = [replace(one, name="", qk_norms=False, in_bf16=False, opens=False) for one in model.types]
     return model.hidden, model.vocab, tuple((types[index], count) for index, count in model.decoder_runs)
 
 

@@ -122,14 +122,15 @@ class Adapter:
             moved = (2.0 * given.element + 1.0) * (self.tuning.dropout > 0.0)
             yield Kernel(phase, self.layer, moved * self._tokens(given) * self.linear.k, PARTS, makes=(self.own_input,))
 
-    def backward(self, given: LayerInputs) -> Iterator[Operation]:
-        """Gradients of B, of its input, of A, and of the layer's input, which is added to the layer's own."""
+    def backward(self, given: LayerInputs, *, passes: bool = True, frees: tuple[str, ...] = ()) -> Iterator[Operation]:
+        """Gradients of B, of its input, of A, and, if it `passes` them on, of the layer's input, which is added to the
+        layer's own; frees: what no gradient needs behind that of A."""
         layer, k, tokens = self.layer, self.linear.k, self._tokens(given)
         (r, n), gradient = self._split(given), self.input_gradient(given)
         back = partial(MatMul, "backward", layer, calls=PARTS)
         if self.output is not None:
-            frees = (self.output.name,)
-            yield Kernel("backward", layer, 4.0 * given.element * tokens * n, PARTS, frees=frees)
+            scaled = (self.output.name,)
+            yield Kernel("backward", layer, 4.0 * given.element * tokens * n, PARTS, frees=scaled)
         yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
         if self.row and given.options.sequence_parallel:
             yield from self._rejoined("backward", tokens, given)
@@ -137,7 +138,9 @@ class Adapter:
         yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
         yield back(self._rank, n, tokens, layout="TN")
         freed = (self.middle.name, *([self.own_input.name] if self.own_input else []))
-        yield back(k, r, tokens, layout="TN", frees=freed)
+        yield back(k, r, tokens, layout="TN", frees=(*freed, *frees))
+        if not passes:
+            return
         yield back(tokens, k, r, layout="NT", makes=(gradient,))
         if self.column and not given.options.sequence_parallel:
             yield from self._sent("all_reduce", "backward", tokens * k, given)

@@ -52,6 +52,15 @@ class BlockNodes:
     aside: frozenset[Node]
 
     @cached_property
+    def ends(self) -> bool:
+        """Whether the backward pass ends in it: its input has no gradient, and of its nodes some have none."""
+        return self.given.own.opens
+
+    def stops(self, node: Node) -> bool:
+        """Whether gradients of its adapters are all: its input has none."""
+        return self.ends and bool(node.adapters) and self.reads[node] not in self.backward
+
+    @cached_property
     def readers(self) -> dict[Node, list[Node]]:
         """Nodes that read the output of another, in the order of their backward passes."""
         found: dict[Node, list[Node]] = {node: [] for node in self.forward}
@@ -156,7 +165,36 @@ def block_nodes(given: LayerInputs) -> BlockNodes:
         assert node is not None
         reads[node] = node.reads or (None if isinstance(node, Norm) else before)
     aside = frozenset(node for one in forward if isinstance(one, Exchange) for node in one.beside)
+    if given.own.opens:
+        back = _with_gradients(listed, reads)
     return BlockNodes(given, tuple(forward), tuple(reversed(back)), reads, aside)
+
+
+def _with_gradients(listed: Nodes, reads: dict[Node, Node | None]) -> list[Node]:
+    """Nodes with a backward pass in a block whose input has no gradient: what trains, and what reads of that."""
+    found, reached, stream = list[Node](), set[Node](), False
+
+    def add(node: Node, inputs: Sequence[Node | None]) -> None:
+        nonlocal stream
+        below = stream if isinstance(node, Norm) else any(one in reached for one in inputs)
+        if below or node.trains or node.adapters:
+            found.append(node)
+            reached.add(node)
+        if any(one in reached for one in node.joins):
+            reached.add(node)
+        stream = stream or (isinstance(node, Add) and node in reached)
+
+    joined: tuple[Node, ...] = ()
+    for one in listed:
+        if isinstance(one, Branches):
+            chains = [[node for stage in branch for node in stage] for branch in one.branches]
+            for node in (node for chain in chains for node in chain):
+                add(node, (reads[node],))
+            joined = tuple(chain[-1] for chain in chains if chain)
+        else:
+            add(one, (reads[one], *joined))
+            joined = ()
+    return found
 
 
 def gather_block(nodes: BlockNodes, phase: Phase) -> list[Operation]:
@@ -221,6 +259,9 @@ def _in_order(nodes: Sequence[Node], steps: Callable[[Node], Iterable[Operation]
         sent = (n for n, step in enumerate(own) if getattr(step, "routing", None) and step.phase == own[-1].phase)
         after = next(sent, -1) + 1
         yield from (*own[:after], *parts.pop(0), *own[after:])
+    # Where a backward pass ends between both exchanges.
+    for part in parts:
+        yield from part
 
 
 def _normed(nodes: BlockNodes, node: Norm, added: Add | None, phase: Phase) -> Iterator[Operation]:
@@ -245,15 +286,28 @@ def _stream(nodes: BlockNodes, node: Norm) -> Array:
     return stream_before(node.layer, nodes.given, first=node is nodes.first)
 
 
-def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
-    """What full recompute repeats, then the gradients of the block, last node first."""
+def backward(nodes: BlockNodes, *, recompute: Recompute) -> list[Operation]:
+    """What full recompute repeats, then the gradients of the block, last node first; nothing if it has none.
+
+    Where the pass ends in it, arrays that no gradient needs are none that a repeat makes.
+    """
+    if not nodes.backward:
+        return []
+    steps = list(_backward(nodes, recompute))
+    if not nodes.ends:
+        return steps
+    freed = {name for step in steps for name in step.frees}
+    return [replace(step, makes=tuple(one for one in step.makes if one.name in freed)) for step in steps]
+
+
+def _backward(nodes: BlockNodes, recompute: Recompute) -> Iterator[Operation]:
     given, after = nodes.given, _Backward(nodes, recompute)
     if recompute == "full":
         yield from forward(nodes, phase="recompute")
     if after.gathers:
         yield from gather_block(nodes, "backward")
     if recompute == "selective" and given.options.selective_at_once:
-        for node in nodes.forward:
+        for node in nodes.forward if not nodes.ends else reversed(nodes.backward):
             yield from after.repeated(node)
     yield from _in_order(nodes.backward, after.steps)
     if given.options.gather_unit == "block":
@@ -364,7 +418,7 @@ class _Backward:
     def _made(self, node: Node) -> Array | None:
         """The gradient of its input: one of several until the last of those that read it."""
         source = self.nodes.reads[node]
-        if source is None or source.gradient is None or node.detached:
+        if source is None or source.gradient is None or node.detached or self.nodes.stops(node):
             return None
         found = source.gradient
         if self.nodes.readers[source][-1] is not node:

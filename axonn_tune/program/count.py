@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from axonn_tune.frameworks.step import StepOptions
-from axonn_tune.program.block import block_nodes
+from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.inputs import LayerInputs, X, Y
 from axonn_tune.program.layers import closing_elements
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Size, Value
 from axonn_tune.program.types.experts import ROUTER, Grouped
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ELEMENT_SIZES
@@ -27,7 +27,8 @@ class TypeCount:
 
     split: of matrices that x and y split; over_y, over_x: of those that only one of them splits. each, each_biases: of
     one routed expert, of which it has `routed`, and a token meets `chosen`; router: of its matrix, in `split`. trained:
-    the same of what has gradients and optimizer states, if that is not all.
+    the same of what has gradients and optimizer states, if that is not all; passed: of what has input gradients, and
+    mixes whether what mixes its tokens has.
     """
 
     split: float
@@ -40,11 +41,18 @@ class TypeCount:
     router: int
     vectors: Vectors
     trained: TypeCount | None = None
+    passed: TypeCount | None = None
+    mixes: bool = True
 
     @property
     def trains(self) -> TypeCount:
         """The same of what trains."""
         return self.trained or self
+
+    @property
+    def passes(self) -> TypeCount:
+        """The same of what has input gradients."""
+        return self.passed or self
 
     def stored(self, x: Value, y: Value) -> Value:
         """W: x·y times the elements of a block on one rank but those of routed experts."""
@@ -93,12 +101,27 @@ def counted(model: Model, *, sequence_parallel: bool = False) -> tuple[TypeCount
         frozen = len(nodes.trained) < len(nodes.forward)
         added = [one for node in nodes.forward for one in node.adapters]
         trained = _counted(given, nodes.trained, added) if frozen else None
-        found.append(replace(_counted(given, nodes.forward, added), trained=trained))
+        whole = replace(_counted(given, nodes.forward, added), trained=trained)
+        found.append(_ending(whole, given, nodes) if nodes.ends else whole)
     return tuple(found)
 
 
-def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter]) -> TypeCount:
-    """Of some nodes, and of adapters beside them."""
+def _ending(whole: TypeCount, given: LayerInputs, nodes: BlockNodes) -> TypeCount:
+    """With what has input gradients of a block in which the backward pass ends: of adapters there B alone."""
+    passing = [node for node in nodes.backward if not nodes.stops(node)]
+    ends = [one.up for node in nodes.backward if nodes.stops(node) for one in node.adapters]
+    passed = _counted(given, passing, [one for node in passing for one in node.adapters], ends)
+    return replace(whole, passed=passed, mixes=any(node.layer.endswith(_MIXING) for node in passing))
+
+
+_MIXING = ".core", ".scan"
+"""How names of nodes end that mix tokens."""
+
+
+def _counted(
+    given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter], others: Sequence[Size] = ()
+) -> TypeCount:
+    """Of some nodes, and of adapters beside them; others: elements of further matrices."""
     layer, experts = given.own, given.own.experts
     sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, "expert_tensor": 1.0, **type_constants(layer)}
     by_split = {"split": 0.0, "over_y": 0.0, "over_x": 0.0}
@@ -106,7 +129,7 @@ def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Adapter]
     for node in nodes:
         vectors += _vectors(node, given, sizes)
     own = [(node.layer, node.matrix_elements) for node in nodes]
-    own += [("", one) for adapter in added for one in adapter.elements]
+    own += [("", one) for one in (*(one for adapter in added for one in adapter.elements), *others)]
     for adapter in added:
         vectors += Vectors(**{"over_x" if adapter.column else "over_y": int(adapter.magnitudes.evaluate(sizes))})
     for name, matrix in own:

@@ -256,7 +256,7 @@ def dimensions(
     """
     x, y, z, data, context = (axes[name] for name in ("x", "y", "z", "data", "context"))
     batch_shares: Value = reduce(lambda product, axis: product * axes[axis], BATCH_AXES, _ONE_RANK)
-    several = model.pattern is not None or model.mtp_layers > 0
+    several = model.pattern is not None or model.mtp_layers > 0 or model.opening > 0
     counts: Sequence[Value] = tuple(map(float, model.counts)) if several else (float(model.layers),)
     counts, hidden = counts if layers is None else layers, float(model.hidden)
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
@@ -595,31 +595,34 @@ def symbol_values(
 def model_flops(model: Model, workload: Workload, *, masked: bool = True, multiple: int = 1) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
-    W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's; 4·Q:
-    2·heads·(query and value width); V·H again for each MTP layer. Of sequences that differ in length, each by its own.
+    W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's, and
+    what comes before all that trains none of its input either; 4·Q: 2·heads·(query and value width); V·H again for each
+    MTP layer. Of sequences that differ in length, each by its own.
     masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
     multiple: that each sequence is padded to, which packs hold the fewer of.
     """
     of_types = list(zip(counted(model), model.counts, strict=True))
     weights = sum(count * one.active_weights for one, count in of_types)
     frozen = weights - sum(count * one.trains.active_weights for one, count in of_types)
+    frozen += sum(count * (one.active_weights - one.passes.active_weights) for one, count in of_types)
     head = model.vocab * model.hidden * (1 + model.mtp_layers)
     weights += head
     if (tuning := model.tuning) is not None:
         frozen += 0 if {"head", "embedding"} & {*tuning.tables} else head
     total = 0.0
     for length, number in sequences_of(workload, multiple):
-        attention = 0.0
-        for layer, count in model.by_type:
+        attention, ended = 0.0, 0.0
+        for (layer, count), (one, _) in zip(model.by_type, of_types, strict=True):
             keys = length if masked and layer.indexer is None else layer.keys(length)
-            attention += 2 * count * layer.scored_width * keys
+            each = 2 * count * layer.scored_width * keys
             if layer.mixer is not None:
-                attention += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
+                each += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
+            attention, ended = attention + each, ended + each * (not one.mixes)
         forward = 2.0 * weights + attention
         # Without a block that trains no gradient goes through one.
         through = tuning is None or tuning.adapts
-        each = _FORWARD_AND_BACKWARD * forward - 2.0 * frozen if through else forward + 2.0 * head
-        total += each * (number * length)
+        passes = _FORWARD_AND_BACKWARD * forward - 2.0 * (frozen + ended) if through else forward + 2.0 * head
+        total += passes * (number * length)
     return total
 
 

@@ -75,9 +75,10 @@ EXPERTS = "experts"
 
 
 def suffixes(model: Model) -> tuple[str, ...]:
-    """What stands behind the symbols of each layer type of a model: nothing if there is but one."""
-    types = model.types
-    return tuple(f".{layer.name}" for layer in types) if len(types) > 1 else ("",)
+    """What stands behind the symbols of each layer type of a model: nothing if there is but one, beside that of the
+    layer in which its backward pass ends."""
+    types, alone = model.types, len(model.layer_types) < 2 and not model.mtp_layers
+    return tuple("" if alone and (not layer.opens or len(types) == 1) else f".{layer.name}" for layer in types)
 
 
 @dataclass(frozen=True)

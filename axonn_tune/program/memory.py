@@ -153,6 +153,7 @@ def temporaries(
             if alive.pop(name, None) is None and name in kept:
                 gone = kept.pop(name)
                 alive[f"no {name}"] = Array(name, f"saved {gone.kind}", -1.0 * gone.size_bytes)
+    points = points or [_by_kind(alive.values())]
     distinct = [point for number, point in enumerate(points) if point not in points[:number]]
 
     def outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Size], float]) -> bool:

@@ -77,7 +77,8 @@ class Node:
 
     makes: its output, saved until the backward pass of the node that reads it; where it `keeps` it, until its own.
     gradient: of its output, made by the node that reads it. reads: the node whose output is its input, if that is not
-    the one before; needs: others whose output must be there before its gradients. modules: further names by which
+    the one before; needs: others whose output must be there before its gradients; joins: others whose output is added
+    to its own. modules: further names by which
     recompute repeats it, all nodes of one name at once. partly: names by which it is repeated alone, or a part of it,
     with the weights that are there; inside: of these, what it keeps for itself, but not its output.
     matrix: elements on one rank, before z shards them, of matrices that are no linear layer's; vectors: those of its
@@ -91,6 +92,7 @@ class Node:
     keeps: bool = False
     reads: Node | None = None
     needs: tuple[Node, ...] = ()
+    joins: tuple[Node, ...] = ()
     modules: tuple[str, ...] = ()
     partly: Mapping[str, Callable[[LayerInputs], Iterable[Operation]]] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
@@ -322,6 +324,9 @@ class Gemm(Node):
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Those of its adapters, both gradients, to which theirs are added, and those of its operand."""
         back = partial(layers.linear_backward, self.linear, given, trains=self.trains)
+        if behind.made is None:
+            yield from _of_adapters(self, given, behind)
+            return
         for one in reversed(self.adapters):
             yield from one.backward(given)
         wide = layers.dequantized("backward", self.linear, given)
@@ -336,6 +341,18 @@ class Gemm(Node):
         yield from back(makes=self.operand.gradient, frees=frees)
         after = behind._replace(frees=(*used, self.operand.gradient.name))
         yield from self.operand.backward(given, after)
+
+
+def _of_adapters(node: Gemm, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    """Gradients of adapters alone, where the input has none."""
+    own, frees = {node.gradient.name} if node.gradient else set[str](), behind.frees
+    if node.operand is not None:
+        # What it is made of is not needed, but itself.
+        frees = (*(name for name in frees if name in own), node.operand.array.name)
+    *others, last = reversed(node.adapters)
+    for one in others:
+        yield from one.backward(given, passes=False)
+    yield from last.backward(given, passes=False, frees=frees)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -472,7 +489,8 @@ def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
 
     def of(node: Node) -> Node:
         if node not in known:
-            changes: dict[str, object] = {"trains": False, "needs": tuple(map(of, node.needs))}
+            changes: dict[str, object] = {"trains": False}
+            changes |= {"needs": tuple(map(of, node.needs)), "joins": tuple(map(of, node.joins))}
             if node.reads is not None:
                 changes["reads"] = of(node.reads)
             if isinstance(node, Exchange):
@@ -504,7 +522,7 @@ def kept_arrays(forward: Iterable[Operation], backward: Sequence[Operation], *, 
     """
     made = [array for step in forward for array in step.makes]
     if whole:
-        return tuple(array for array in made if array.name == BLOCK_INPUT)
+        return tuple(array for array in made if array.name == BLOCK_INPUT and backward)
     again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
     needed = {name for step in backward for name in step.frees}
     return tuple(array for array in made if array.name not in again and array.name in needed)

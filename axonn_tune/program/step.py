@@ -79,7 +79,7 @@ Contents: TypeAlias = tuple[tuple[int, int], ...]
 
 def contents_of(model: Model, parts: Sequence[int], mtp_part: int | None = None) -> tuple[Contents, ...]:
     """What is in each model part, given the number of its blocks, and the one with the MTP layers: None, the last."""
-    runs = tuple(model.decoder_runs) if model.pattern else ((0, sum(parts)),)
+    runs = tuple(model.decoder_runs) if model.pattern or model.opening else ((0, sum(parts)),)
     found = _contents(runs, tuple(parts))
     if not model.mtp_layers:
         return found
@@ -163,6 +163,11 @@ class Block:
     backward: Section
     bucket: Section
     parameters: Section
+
+    @cached_property
+    def merges(self) -> bool:
+        """Whether it has experts, with dispatch and combine in both passes: a backward pass may end before."""
+        return sum(bool(getattr(step, "routing", None)) for step in self.backward.operations) == 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -459,10 +464,12 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
     """Sections of one kind of block; times: of a step, that its gradients are reduced."""
+    if given.own.opens and recompute == "full" and given.tuning and given.tuning.input_gradients:
+        given = replace(given, layer=replace(given.own, opens=False))
     repeats, buckets, passes = given.blocks * ACCUMULATION, _block_buckets(given, number), _passes(given)
     backward = tuple(block.backward(passes.nodes, recompute=recompute)) if given.passes_gradients else ()
     unneeded = frozenset(array.name for node in passes.nodes.unneeded for array in node.makes)
-    if backward:
+    if backward and not passes.nodes.ends:
         block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
     forward, backward = passes.forward, _named(given, backward)
     if given.options.offloads:

@@ -190,7 +190,7 @@ class Pool:
         program, model = self.pricer.program, self.shapes.problem.model
         first, representative = self._alike
         values = values_of_all(self.shapes, program, self.fitting.repeated, self.fitting.kept_layers)
-        runs = as_runs(model.runs) if model.mixed else ((0, values["L"]),)
+        runs = as_runs(model.runs) if model.opening or model.mixed else ((0, values["L"]),)
         prices = self.pricer.price(self.candidates.taken(first), values, runs)
         communication, compute, iteration = prices[:, representative]
         return communication, compute, iteration, np.zeros(len(self))

@@ -150,7 +150,8 @@ def rebuild_models() -> None:
 class Layer:
     """A layer type with every value in place; widths of what it lacks are 0.
 
-    predicts: the first of a multi-token prediction layer, with its projection and its three norms.
+    predicts: the first of a multi-token prediction layer, with its projection and its three norms. opens: nothing
+    before it trains, so that its input has no gradient.
     heads, kv_heads, head_dim: of queries and keys (of latent attention nope_dim + rope_dim, and as many key as query
     heads); value_dim: of a value head. ffn: of a dense MLP, 0 for experts. hidden, biases, rms: the model's.
     """
@@ -179,6 +180,13 @@ class Layer:
     values_are_keys: bool = False
     in_bf16: bool = False
     predicts: bool = False
+    opens: bool = False
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """What names of its linear layers begin with."""
+        mixes = (self.mixer.SECTION,) if self.mixer else ("attention",) if self.attention else ()
+        return (*mixes, *(("moe",) if self.experts else ("mlp",) if self.ffn else ()))
 
     @property
     def mamba(self) -> Mamba | None:
@@ -473,6 +481,11 @@ class Model(Document):
         found._tuning = tuning
         return found
 
+    @property
+    def opening(self) -> int:
+        """Its first layers whose input has no gradient: up to the first with adapters, where nothing before trains."""
+        return _opening(self) if self._tuning and self._tuning.ends_early else 0
+
     def with_bf16_ends(self, first: int, last: int) -> Model:
         """The same model whose first and last layers keep BF16; ValueError if it has fewer layers."""
         if first + last > self.layers:
@@ -497,8 +510,10 @@ class Model(Document):
     @property
     def mixed(self) -> bool:
         """Whether it is more than one block of today's GPT or Llama repeated; norms of queries and keys are not."""
-        only = replace(self.types[0], name="", qk_norms=self.plain.qk_norms, rotary_share=self.plain.rotary_share)
-        return len(self.types) > 1 or self.mtp_layers > 0 or self.residual_streams is not None or only != self.plain
+        # The layer in which a backward pass ends is like the others.
+        types = self.tuned(None).types
+        only = replace(types[0], name="", qk_norms=self.plain.qk_norms, rotary_share=self.plain.rotary_share)
+        return len(types) > 1 or self.mtp_layers > 0 or self.residual_streams is not None or only != self.plain
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -579,7 +594,7 @@ def _resolved(model: Model) -> tuple[Layer, ...]:
     if first.indexer is not None:
         # It is behind all layers, and has no other's choice.
         first = replace(first, indexer=first.indexer.model_copy(update={"shared": False}))
-    return (*types, replace(first, name=f"{first.name}-mtp" if first.name else "mtp", predicts=True))
+    return (*types, replace(first, name=f"{first.name}-mtp" if first.name else "mtp", predicts=True, opens=False))
 
 
 def _predicting(model: Model, types: Sequence[Layer]) -> tuple[int, ...]:
@@ -589,19 +604,36 @@ def _predicting(model: Model, types: Sequence[Layer]) -> tuple[int, ...]:
 
 
 def _typed(model: Model) -> tuple[Layer, ...]:
-    if model.pattern is None:
-        (name, only), *_ = model.layer_types.items() or [("", LayerType())]
-        return (_resolve(model, name, only),)
-    return tuple(_resolve(model, name, model.layer_types[name]) for name in dict.fromkeys(expand(model.pattern)))
+    plain = {name: _resolve(model, name, one) for name, one in (model.layer_types or {"": LayerType()}).items()}
+    opening, names = model.opening, _layers(model)
+    # Of those that open a model, types of their own come first, as they do.
+    called = {name: f"{name}-first" if len(plain) > 1 else "first" for name in dict.fromkeys(names[:opening])}
+    first = (replace(plain[name], name=own, opens=True) for name, own in called.items())
+    return (*first, *(plain[name] for name in dict.fromkeys(names[opening:])))
+
+
+def _layers(model: Model) -> list[str]:
+    """Names of the layer types of all layers."""
+    return expand(model.pattern) if model.pattern is not None else [next(iter(model.layer_types), "")] * model.layers
+
+
+@lru_cache(maxsize=64)
+def _opening(model: Model) -> int:
+    whole, tuning = model.tuned(None), model.tuning
+    assert tuning is not None, "asked before"
+    counts = (index for index, count in whole.decoder_runs for _ in range(count))
+    adapted = (number for number, index in enumerate(counts, 1) if tuning.reaches(whole.types[index].sections))
+    return next(adapted, model.layers)
 
 
 @lru_cache(maxsize=64)
 def _runs(model: Model) -> tuple[tuple[int, int], ...]:
-    if model.pattern is None:
+    if model.pattern is None and not model.opening:
         return ((0, model.layers),)
-    names = expand(model.pattern)
-    index = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return tuple((index[name], len(list(run))) for name, run in groupby(names))
+    opening, names = model.opening, _layers(model)
+    each = [(name, number < opening) for number, name in enumerate(names)]
+    index = {one: number for number, one in enumerate(dict.fromkeys(each))}
+    return tuple((index[one], len(list(run))) for one, run in groupby(each))
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ al., arXiv 2305.14314; DoRA: Liu et al., arXiv 2402.09353.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
@@ -55,6 +55,11 @@ class Tuning(Document):
         description="How adapters communicate under tensor parallelism: not, or as Megatron-Bridge, which gathers "
         "outputs of row-parallel layers or exchanges them by all-to-alls (a2a_experimental).",
     )
+    input_gradients: bool = Field(
+        default=False,
+        description="Whether blocks that repeat their activations are given inputs with gradients, so that backward "
+        "goes down to the embedding; otherwise it ends at the first adapter.",
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout of adapters' inputs.")
     tables: tuple[Table, ...] = Field(default=(), description="Tables that train: embedding, head.")
 
@@ -89,6 +94,15 @@ class Tuning(Document):
         """As titles have it: `LoRA r 16`."""
         return f"{TITLES[self.mode]} r {self.rank}" if self.adapts else TITLES[self.mode]
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether backward may end before the embedding: nothing before the first adapter trains."""
+        return self.adapts and "embedding" not in self.tables
+
+    def reaches(self, sections: Iterable[str]) -> bool:
+        """Whether a layer type with these sections of linear layers may have adapters."""
+        return REST in self.targets or any(one.partition(".")[0] in sections for one in self.targets)
+
     def names(self, layer: str) -> bool:
         """Whether a layer, or a part of it, is named."""
         return any(one.partition("/")[0] == layer for one in self.targets)
@@ -107,6 +121,7 @@ class Tool(Document):
     rank: Size
     dtype: AdapterType
     collectives: Collectives
+    input_gradients: bool = False
     targets: tuple[str, ...]
     names: dict[str, tuple[str, ...]]
 
@@ -124,8 +139,9 @@ class Tool(Document):
         return tuple(found)
 
     def keeping(self, one: Tuning) -> Tuning:
-        """The same adapters in this tool's type, and with its collectives."""
-        return one.model_copy(update={"dtype": self.dtype, "collectives": self.collectives}) if one.adapts else one
+        """The same adapters as this tool has them: their type, their collectives, and where backward ends."""
+        own = {"dtype": self.dtype, "collectives": self.collectives, "input_gradients": self.input_gradients}
+        return one.model_copy(update=own) if one.adapts else one
 
     def named(self, one: Tuning) -> list[str]:
         """What it adapts by this tool's names: one for all of it, where there is one."""
@@ -181,4 +197,5 @@ def tuning(
         dtype=dtype or own.dtype,
         base=BASES.get(mode, "bf16"),
         collectives=own.collectives,
+        input_gradients=own.input_gradients,
     )

@@ -181,6 +181,7 @@ def nodes(given: LayerInputs) -> Nodes:
             ahead=partial(_combine, makes=ended.makes),
             back=_combine_backward,
             beside=beside,
+            joins=tuple(shared[-1:]),
         ),
         *ended.added,
     ]
@@ -248,6 +249,12 @@ class Grouped(Node):
             yield from quantized if second else _by_expert(given, quantized)
         yield from layers.quantized_again(layer, rows(given) * k, weight, given, trains=self.trains)
         yield from _joined(given, "backward", layer, n=n, k=k)
+        if behind.made is None:
+            *others, last = reversed(self.adapters)
+            for one in others:
+                yield from one.backward(given, passes=False)
+            yield from last.backward(given, passes=False, frees=behind.frees)
+            return
         for one in reversed(self.adapters):
             yield from one.backward(given)
         added = tuple(one.input_gradient(given).name for one in self.adapters)
@@ -306,7 +313,7 @@ class SharedGemm(Gemm):
             elements, kept = given.routed * H / Y, names(self.makes)
             yield moves("backward", SHARED_FC2, Traffic(3, 5), elements, given, calls=PARTS, frees=kept)
         yield from super().backward(given, behind)
-        yield from _added(given, "backward") if self.layer == SHARED_FC1 else ()
+        yield from _added(given, "backward") if self.layer == SHARED_FC1 and behind.made else ()
 
 
 def _experts(given: LayerInputs) -> Experts:

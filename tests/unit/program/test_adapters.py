@@ -12,12 +12,12 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.count import adapter_parameters
 from axonn_tune.program.dimensions import model_flops, symbol_values
-from axonn_tune.program.memory import memory_plan
-from axonn_tune.program.operations import Collective, MatMul
-from axonn_tune.program.step import FIRST, ONLY, build_step
+from axonn_tune.program.memory import memory_plan, saved_arrays
+from axonn_tune.program.operations import PLAIN, Collective, MatMul
+from axonn_tune.program.step import FIRST, ONLY, as_runs, blocks_by_type, build_step, contents_of, counted_blocks
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.tuning import tools, tuning
-from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 
 def _adapters(model: Any, mode: Any, tool: str, rank: int, *targets: str) -> int:
@@ -75,17 +75,20 @@ class Priced:
         workload = Workload(global_batch=8 * grid.batch_shares, sequence_length=4096)
         program = build_step(self.model, workload, recompute="none", options=own.step)
         stage = FIRST if stages > 1 else ONLY
-        counts = (32 // stages,)
-        values = symbol_values(
-            self.model, workload, grid, micro_batch=1, options=own.step, stage=stage, layers=counts
-        ) | {"kept": 0.0, "unkept": 32.0 / stages, "held": 32.0 / stages * stages}
+        first = contents_of(self.model, (32 // stages,) * stages)[:1]
+        layers = blocks_by_type(self.model, first)
+        values = symbol_values(self.model, workload, grid, micro_batch=1, options=own.step, stage=stage, layers=layers)
+        values = counted_blocks(
+            program, values, [(as_runs(one), stages) for one in first], repeated=0.0, kept=0.0, arithmetic=PLAIN
+        )
         self.sent, self.gemms = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str]]()
         for one, calls in program.calls(stage):
             times = calls.evaluate(values)
             if isinstance(one, Collective):
-                self.sent[one.kind, one.axis, one.phase, one.layer] += int(one.size_bytes.evaluate(values) * times)
+                layer = one.layer.removeprefix("first.")
+                self.sent[one.kind, one.axis, one.phase, layer] += int(one.size_bytes.evaluate(values) * times)
             elif isinstance(one, MatMul):
-                self.gemms[one.layout, one.layer] += int(one.flops.evaluate(values) * times)
+                self.gemms[one.layout, one.layer.removeprefix("first.")] += int(one.flops.evaluate(values) * times)
         self.held = Counter[str]()
         plan = memory_plan(program, stage)
         for name, size in (*plan.persistent, *plan.saved):
@@ -166,7 +169,7 @@ def test_programs_hold_for_models_of_other_sizes(targets: tuple[str, ...]) -> No
     tuned = model.tuned(tuning("lora", "peft", rank=8, targets=targets, dtype=None))
     workload, own = Workload(global_batch=8, sequence_length=4096), find_framework("fsdp")
     values = symbol_values(tuned, workload, Grid(z=8), micro_batch=1, options=own.step)
-    for sign, one in ((1, tuned), (-1, tuned.model_copy(update=_SYMBOLIC_MODEL))):
+    for sign, one in ((1, tuned), (-1, tuned.model_copy(update=_SYMBOLIC_MODEL | {"layers": 2}))):
         program = build_step(one, workload, recompute="full", options=own.step)
         for step in (step for part in program.sections() for step in part.operations if isinstance(step, MatMul)):
             found[step.layer, float(step.flops.evaluate(values | {"kept": 0.0}))] += sign
@@ -183,14 +186,85 @@ def test_stages_of_adapters() -> None:
 
 
 def test_flops_are_four_a_frozen_weight() -> None:
-    """Guards MFU: frozen weights count four FLOPs a token, adapters six, and attention as ever."""
+    """Guards MFU: frozen weights count four FLOPs a token, adapters six, and attention as ever; the first projection
+    has no gradient of its input, nor has its adapter."""
     whole, found = (Priced("megatron-core", Grid(), mode) for mode in ("full", "lora"))
     tokens = 8 * 4096
-    assert whole.flops - found.flops == tokens * (2 * (BASE + TABLE) - 6 * ADAPTERS)
+    assert whole.flops - found.flops == tokens * (2 * (BASE + TABLE) - 6 * ADAPTERS + 2 * H * (N + 16))
+    assert found.flops - Priced("megatron-core", Grid(), "lora", targets=("linear_fc2",)).flops == tokens * (
+        6 * (ADAPTERS - LAYERS * 16 * (F + H)) - 2 * H * (N + 16) + 2 * (H * (N + H + 3 * F) + F * 16) + 8 * 4096 * H
+    )
     head = Priced("megatron-core", Grid(), "head")
     assert head.gemms["TN", "head"] == 2 * TABLE * tokens
     assert [name for layout, name in head.gemms if layout != "NN"] == ["head", "head"]
     assert head.held["saved up projection"] == 0
+
+
+def _last_gradients(framework: str, model: str, recompute: Recompute, *targets: str) -> list[tuple[str, str]]:
+    """GEMMs of the backward pass of the first block, without those that are repeated."""
+    own = find_framework(framework)
+    tuned = load_model(model).document.tuned(tuning("lora", own.tuner, rank=8, targets=targets or None, dtype=None))
+    program = build_step(tuned, Workload(global_batch=8, sequence_length=4096), recompute=recompute, options=own.step)
+    steps = (step for step in program.blocks[0].backward.operations if step.phase == "backward")
+    return [(step.layer.removeprefix("first."), step.layout) for step in steps if isinstance(step, MatMul)]
+
+
+_ADAPTER = ("NT", "TN", "TN")
+"""Gradients of an adapter: of B's input, of B, of A."""
+
+
+@pytest.mark.parametrize(
+    ("framework", "targets", "layers"),
+    [
+        ("fsdp", ("down_proj",), ["mlp.fc2.lora"]),
+        ("fsdp", ("o_proj",), ["mlp.fc2", "mlp.fc1", "attention.output.lora"]),
+        ("megatron-core", ("linear_qkv",), ["mlp.fc2", "mlp.fc1", "attention.output", "attention.qkv.lora"]),
+    ],
+)
+def test_backward_ends_at_the_first_adapter(framework: str, targets: tuple[str, ...], layers: list[str]) -> None:
+    """Guards what comes before all that trains: no gradient of it, nor of the first adapter's input."""
+    frozen = [(layer, "NT") for layer in layers[:-1]]
+    assert _last_gradients(framework, "llama3-8b", "none", *targets) == [
+        *frozen,
+        *((layers[-1], layout) for layout in _ADAPTER),
+    ]
+
+
+def test_backward_goes_down_where_checkpoints_are_reentrant() -> None:
+    """Guards full recompute: transformers and Megatron-Bridge give its input a gradient, torchtitan does not."""
+    *_, last = _last_gradients("fsdp", "llama3-8b", "full", "down_proj")
+    assert last == ("attention.qkv", "NT")
+    *_, last = _last_gradients("megatron-core", "llama3-8b", "full", "linear_qkv")
+    assert last == ("attention.qkv", "NT")
+    *_, last = _last_gradients("torchtitan", "llama3-8b", "full", "w2")
+    assert last == ("mlp.fc2.lora", "TN")
+
+
+def test_nothing_is_saved_before_the_first_adapter() -> None:
+    """Guards memory: the first block saves its adapter's input and middle alone, layers below it nothing."""
+    found = Priced("fsdp", Grid(z=8), targets=("down_proj",))
+    element = 2 * TOKENS
+    assert found.held["saved activation"] == element * LAYERS * F
+    assert found.held["saved adapter inputs"] == element * LAYERS * 16
+    above = {"qkv": N, "attention output": H, "residual stream": 2 * H, "up projection": 2 * F}
+    assert {name: found.held[f"saved {name}"] for name in above} == {
+        name: element * (LAYERS - 1) * width for name, width in above.items()
+    }
+    # Of DeepSeek-V2-Lite the first layer has no experts, so no adapter of them, and the second ends the pass.
+    own, model = find_framework("megatron-core"), load_model("deepseek-v2-lite").document
+    experts = tuning("lora", own.tuner, rank=8, targets=("linear_fc1",), dtype=None)
+    assert experts is not None
+    alone = experts.model_copy(update={"targets": ("moe.fc1",)})
+    program = build_step(
+        model.tuned(alone), Workload(global_batch=8, sequence_length=4096), recompute="none", options=own.step
+    )
+    kinds = {block.given.own.name: block for block in program.blocks}
+    assert [name for name, block in kinds.items() if block.given.own.opens] == ["dense-first", "moe-first"]
+    assert not kinds["dense-first"].backward.operations
+    assert not saved_arrays(kinds["dense-first"])
+    ended = [step for step in kinds["moe-first"].backward.operations if isinstance(step, MatMul)]
+    assert [step.layer for step in ended][-3:] == ["moe-first.moe.fc1.lora"] * 3
+    assert not [step for step in kinds["moe-first"].backward.operations if "attention" in step.layer]
 
 
 def test_exchanged_outputs_and_dropout() -> None:
@@ -212,7 +286,7 @@ def test_exchanged_outputs_and_dropout() -> None:
         "F": float(F),
         "Q": 4096.0,
     }
-    block = program.blocks[0]
+    block = program.blocks[-1]
     exchanged = [one for one in block.backward.operations if getattr(one, "kind", "") == "all_to_all"]
     assert [one.layer for one in exchanged] == ["mlp.fc2.lora", "attention.output.lora"]
     assert {one.size_bytes.evaluate(sizes) for one in exchanged if isinstance(one, Collective)} == {
@@ -242,7 +316,7 @@ def test_experts_of_a_rank_share_an_adapter() -> None:
     assert adapter_parameters(tuned) == 8 * 48 * (2048 + 2 * 768 + 768 + 2048)
     program = build_step(tuned, Workload(global_batch=8, sequence_length=4096), recompute="none", options=own.step)
     values = symbol_values(tuned, Workload(global_batch=8, sequence_length=4096), Grid(data=8), micro_batch=1)
-    steps = program.blocks[0].forward.operations
+    steps = program.blocks[-1].forward.operations
     down = next(step for step in steps if isinstance(step, MatMul) and step.layer == "moe.fc1.lora")
     assert down.flops.evaluate(values) == pytest.approx(2 * 4096 * 8 * 2048 * 8 * values["imbalance"])
     assert not [step for step in program.blocks[0].bucket.operations if step.layer == "experts"]
