@@ -321,4 +321,4 @@ def test_experts_of_a_rank_share_an_adapter() -> None:
     assert down.flops.evaluate(values) == pytest.approx(2 * 4096 * 8 * 2048 * 8 * values["imbalance"])
     assert not [step for step in program.blocks[0].bucket.operations if step.layer == "experts"]
     named = tuned.tuned(tuning("lora", "torchtitan", rank=8, targets=None, dtype=None))
-    assert adapter_parameters(named) == 8 * 48 * (3 * 2048 + 32 * 128 + 2 * 4 * 128 + 32 * 128 + 2048)
+    assert adapter_parameters(named) == 8 * 48 * (2048 + 32 * 128 + 2 * 4 * 128 + 32 * 128 + 2048)
