@@ -74,7 +74,9 @@ TOOLS = {
     "accelerate": "Accelerate",
     "torchtune": "torchtune",
     "nemo_rl": "NeMo-RL's SFT",
+    "nemo_rl_megatron": "NeMo-RL's SFT by Megatron-Core (beside Megatron-Core's arguments)",
     "verl": "verl's SFT",
+    "verl_megatron": "verl's SFT by Megatron-Core (beside Megatron-Core's arguments)",
 }
 """Tables of `axonn_tune/frameworks/arguments/` that the page of keys has, with their headings."""
 

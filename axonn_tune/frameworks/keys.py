@@ -222,9 +222,10 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
-TRANSLATED = ("torchtune", "nemo_rl", "verl")
-"""Tables of tools whose arguments are read by the common names that they stand for; no other files have them."""
-TABLES |= {name: ((name,), ()) for name in TRANSLATED}
+TRANSLATED = ("torchtune", "nemo_rl", "nemo_rl_megatron", "verl", "verl_megatron")
+"""Tables of tools whose arguments are read by the common names that they stand for; no other files have them. Those of
+runs by Megatron-Core have its arguments, too, in sections of their own."""
+TABLES |= {name: ((name,), ("megatron",) if name.endswith("_megatron") else ()) for name in TRANSLATED}
 
 _OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (

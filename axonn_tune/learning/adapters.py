@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Arguments, Stated, is_on, keys_of, meaning_of
 from axonn_tune.specs.tuning import Tuning, tools, tuning
@@ -22,8 +21,10 @@ _ALL = "all-linear"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters beside weights that do not train, by PEFT's names; bits: of these weights; dtype: of adapters.
-    exchanged: by all-to-alls, as Megatron-Bridge's a2a_experimental has it."""
+    """Adapters beside weights that do not train, by PEFT's names.
+
+    bits: of these weights; dtype: of adapters; exchanged: as Megatron-Bridge's `a2a_experimental` has it.
+    """
 
     mode: Literal["lora", "qlora", "dora"]
     rank: int | None
@@ -43,16 +44,18 @@ class Adapters:
         more += ["workload.tuning.collectives=exchanged"] if self.exchanged else []
         return found | ({"set": tuple(more)} if more else {})
 
-    def of(self, framework: Framework) -> Tuning:
+    def of(self, framework: Framework) -> Tuning | None:
         """The same as a workload has it; UsageError where the framework trains models whole."""
-        if not framework.tuner:
-            raise UsageError(f"adapters are stated, and {framework.title} trains models whole")
-        targets, dtype = self._targets(framework), self._dtype(framework)
-        made = tuning(self.mode, framework.tuner, rank=self.rank, targets=targets or None, dtype=dtype)
-        assert made is not None, "not all trains"
-        more = {"base": "int8"} if self.bits == 8 else {}
-        more |= {"collectives": "exchanged"} if self.exchanged else {}
-        return made.model_copy(update={"dropout": self.dropout, **more})
+        return tuning(
+            self.mode,
+            framework.tuner,
+            rank=self.rank,
+            targets=self._targets(framework) or None,
+            dtype=self._dtype(framework),
+            dropout=self.dropout,
+            bits=self.bits,
+            exchanged=self.exchanged,
+        )
 
     def _targets(self, framework: Framework) -> tuple[str, ...]:
         """What is adapted, by the framework's names: () for all that its tool adapts unasked."""

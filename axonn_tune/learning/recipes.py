@@ -20,7 +20,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
 from axonn_tune.frameworks.names import OPTIMIZER, PRICED, has_adapters, has_optimizer, unpriced
 from axonn_tune.learning.shell import arithmetic
-from axonn_tune.learning.trainers import BRIDGE, MEGATRON_SFT, NODE, checkpoint, trainer_of
+from axonn_tune.learning.trainers import BRIDGE, NODE, by_megatron, checkpoint, trainer_of
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 
@@ -46,13 +46,13 @@ def refusals(
     launcher starts.
     """
     # What a framework's table prices, it judges by itself.
-    by_megatron, trainer = MEGATRON_SFT.search(text) is not None, trainer_of(text)
-    adapts = trainer is not None or by_megatron or BRIDGE.search(text) is not None
+    megatron, trainer = by_megatron(text) != "", trainer_of(text)
+    adapts = trainer is not None or megatron or BRIDGE.search(text) is not None
     tool = tool_of(text)
     adapts = adapts or bool(tool and tool["instead"])
     # PEFT has a file of its own, which scripts name.
     adapts = adapts or bool({"peft_config", "peft_type"} & every.keys())
-    tables = ("swift", "adapters") if by_megatron else tuple(trainer["tables"].split()) if trainer else ()
+    tables = ("swift", "adapters") if megatron else tuple(trainer["tables"].split()) if trainer else ()
     named = [
         (name, stated, one)
         for name, stated in own.items()

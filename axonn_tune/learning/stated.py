@@ -56,8 +56,8 @@ from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import (
     BRIDGE,
-    MEGATRON_SFT,
     bridge_mode,
+    by_megatron,
     completed,
     config_files,
     launched,
@@ -343,7 +343,7 @@ _SWIFT = "megatron sft"
 
 def _is_swift(source: _Source) -> bool:
     """Whether it is a command of ms-swift that trains by Megatron-Core."""
-    return MEGATRON_SFT.search(" ".join(word.value for word in source.words)) is not None
+    return by_megatron(" ".join(word.value for word in source.words)) == "ms-swift"
 
 
 def _bridge_mode(source: _Source) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from axonn_tune.errors import DocumentError, Problem
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, is_off, is_on, keys_of, names_of, records, table
 from axonn_tune.learning.adapters import stated_adapters, tool_defaults
-from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.hugging_face import model_from_hf_config
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import Model, ModelDefaults
@@ -41,14 +41,22 @@ class Completed:
 
 BRIDGE = re.compile(r"(?m)(?:^|[\s/])run_recipe\.py\b")
 """Megatron-Bridge's program."""
-MEGATRON_SFT = re.compile(r"(?m)(?:^|\s)megatron (?:sft|pt)\b")
-"""ms-swift's commands that train by Megatron-Core."""
+
+
+def tool_of_run(text: str) -> Mapping[str, str] | None:
+    """The tool whose mark is in a text of commands and pairs; None for none."""
+    return next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
+
+
+def by_megatron(text: str) -> str:
+    """The tool that trains by Megatron-Core, as a text of commands and pairs has it; "" where none does."""
+    tool = tool_of_run(text)
+    return tool["title"] if tool is not None and tool["megatron"] else ""
 
 
 def trainer_of(text: str) -> Mapping[str, str] | None:
-    """The tool whose mark is in a text of commands and pairs; None for one that trains otherwise."""
-    found = (one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE))
-    return None if MEGATRON_SFT.search(text) else next(found, None)
+    """The same of one that trains as Hugging Face's Trainer does; None for others."""
+    return None if by_megatron(text) else tool_of_run(text)
 
 
 def bridge_mode(recipe: str, mode: str) -> str:
@@ -78,20 +86,12 @@ def completed(
     if counts["num_processes"] and counts["num_machines"]:
         of_node = max(1, counts["num_processes"] // counts["num_machines"])
     sharded = _kind(stated, trained=trainer is not None)
+    if (tool := tool_of_run(text)) is not None:
+        _add_adapters(found, tool, stated)
     if trainer is not None:
-        if trainer["title"] == "LLaMA-Factory" and stated.get("fsdp_version", NOTHING).value == "2":
-            # FSDP2 has no reentrant checkpoints.
-            found.pairs["use_reentrant_gc"] = Stated("False", 0)
-        if trainer["title"] == "axolotl":
-            _add_axolotl(found, stated)
-        if trainer["title"] == "ms-swift":
-            _add_swift(found, stated, gpus)
-        _add_adapters(found, trainer, stated)
-        _add_defaults(found, trainer, stated)
-        _add_recompute(found, stated, trainer["title"])
-        _add_precision(found, {**stated, **found.pairs}, trainer["title"], sharded)
+        _add_trainer(found, trainer, stated, sharded=sharded, gpus=gpus)
     if sharded is not None and sharded != "deepspeed":
-        shards = _sharding(found, stated) if sharded == "fsdp" else "no_shard"
+        shards = _sharding(found, stated, trainer) if sharded == "fsdp" else "no_shard"
         _add_degrees(found, stated, shards, gpus=gpus, node=of_node)
     if sharded == "deepspeed":
         _add_deepspeed(found, stated, trainer)
@@ -125,6 +125,35 @@ def _kind(stated: Arguments, *, trained: bool = True) -> str | None:
     return "ddp" if named in ("multi_gpu", "no") or whole else None
 
 
+def _add_trainer(
+    found: Completed, trainer: Mapping[str, str], stated: Arguments, *, sharded: str | None, gpus: int | None
+) -> None:
+    """What a tool has otherwise than others, by its line of the table, and its defaults."""
+    for key in (key for name in trainer["tables"].split() for key in table(name) if not key.field and key.meanings):
+        told = stated.get(key.name, NOTHING)
+        if meant := key.meanings.get(told.value.lower()):
+            found.pairs[key.name] = replace(told, value=meant)
+    config = stated.get("deepspeed", NOTHING)
+    named = (one for one in records("presets") if one["config"] == f"{trainer['title']} {config.value}")
+    found.pairs |= {one["key"]: replace(config, value=one["value"]) for one in named}
+    if stated.get("fsdp_version", NOTHING).value == "2":
+        # FSDP2 has no reentrant checkpoints.
+        whole = (key.name for name in trainer["tables"].split() for key in table(name) if key.field == _WHOLE_BLOCK)
+        found.pairs |= {name: Stated("False", 0) for name in whole}
+    batched = {"gradient_accumulation_steps", "train_batch_size"} & stated.keys()
+    if trainer["accumulates"] and not batched and gpus is not None:
+        each = gpus * (_count(stated, "per_device_train_batch_size") or 1)
+        steps = max(1, -(-int(trainer["accumulates"]) // each))
+        found.pairs["gradient_accumulation_steps"] = Stated(str(steps), 0)
+        found.assumed.append(f"gradient_accumulation_steps is not stated: {steps}, as {trainer['title']} has it")
+    _add_defaults(found, trainer, stated)
+    _add_recompute(found, trainer, stated)
+    _add_precision(found, trainer, {**stated, **found.pairs}, sharded)
+
+
+_WHOLE_BLOCK = "step.recompute_whole_block"
+
+
 def _add_defaults(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
     """Defaults of the tool for fields that no argument states."""
     keys = {key.field: key for name in reversed(trainer["tables"].split()) for key in table(name)}
@@ -138,14 +167,15 @@ def _add_defaults(found: Completed, trainer: Mapping[str, str], stated: Argument
         found.assumed.append(f"not stated, so as {trainer['title']} has it: {', '.join(said)}")
 
 
-def _add_recompute(found: Completed, stated: Arguments, title: str) -> None:
+def _add_recompute(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
     """The one switch of recompute that counts, of the Trainer and of FSDP."""
     both = {**stated, **found.pairs}
     attention = both.get("flash_attn", NOTHING).value.lower()
-    if title == "LLaMA-Factory":
-        off = both.get("disable_gradient_checkpointing", NOTHING)
+    keys = (key for name in trainer["tables"].split() for key in table(name) if key.field == "recompute_switch")
+    if (own := next(keys, None)) is not None and own.is_opposite:
         # LLaMA-Factory's own switch counts, whatever the Trainer's is (model/model_utils/checkpointing.py).
-        found.pairs["gradient_checkpointing"] = Stated(str(not is_on(off)), off.line)
+        off = both.get(own.name, NOTHING)
+        found.pairs["gradient_checkpointing"] = replace(off, value=str(not is_on(off)))
     elif is_on(stated.get("fsdp_activation_checkpointing", NOTHING)):
         found.pairs["gradient_checkpointing"] = stated["fsdp_activation_checkpointing"]
     if is_on(stated.get("use_flash_attention_2", NOTHING)):
@@ -154,56 +184,27 @@ def _add_recompute(found: Completed, stated: Arguments, title: str) -> None:
         found.pairs["attn_implementation"] = Stated(_KERNELS[attention], both["flash_attn"].line)
 
 
-def _add_precision(found: Completed, stated: Arguments, title: str, sharded: str | None) -> None:
+def _add_precision(found: Completed, trainer: Mapping[str, str], stated: Arguments, sharded: str | None) -> None:
     """The types of a run whose weights stay as they are loaded: without mixed precision, and with it where neither
-    Accelerate's FSDP, nor DeepSpeed, nor LLaMA-Factory makes FP32 ones of them."""
+    Accelerate's FSDP, nor DeepSpeed, nor the tool (`upcasts`) makes FP32 ones of them."""
     loaded = stated.get("torch_dtype", NOTHING).value.removeprefix("torch.").lower()
     mixed = [name for name in ("bf16", "fp16", "pure_bf16") if is_on(stated.get(name, NOTHING))]
     if stated.get("mixed_precision", NOTHING).value.lower() in ("bf16", "fp16", "fp8"):
         mixed.append("mixed_precision")
-    as_loaded = not mixed or (mixed == ["bf16"] and sharded == "ddp" and title != "LLaMA-Factory")
+    as_loaded = not mixed or (mixed == ["bf16"] and sharded == "ddp" and not trainer["upcasts"])
     if "pure_bf16" in mixed or (as_loaded and loaded in ("bf16", "bfloat16")):
         line = stated[mixed[0] if mixed else "torch_dtype"].line
         found.pairs |= {name: Stated("True", line) for name in ("bf16", "pure_bf16")}
     elif not mixed and not any(is_on(stated.get(f"{name}.enabled", NOTHING)) for name in ("bf16", "fp16")):
+        whose = trainer["title"]
         found.assumed.append(
-            f"neither bf16 nor fp16 is stated: in FP32, as {title} has it; --precision bf16 prices it in BF16"
+            f"neither bf16 nor fp16 is stated: in FP32, as {whose} has it; --precision bf16 prices it in BF16"
         )
 
 
 _KERNELS = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager"}
 _KERNELS |= {f"fa{version}": f"flash_attention_{version}" for version in (2, 3)}
 """LLaMA-Factory's words for kernels of attention; auto leaves the choice to transformers, which takes torch's."""
-
-
-def _add_axolotl(found: Completed, stated: Arguments) -> None:
-    """axolotl's FSDP is FSDP1 where it does not say, and its `bf16: auto` is BF16 where the accelerator has that
-    (axolotl-ai-cloud/axolotl@067b021c, utils/schemas/validation.py, utils/config/__init__.py)."""
-    if stated.get("bf16", NOTHING).value.lower() in ("auto", "full"):
-        found.pairs["bf16"] = Stated("True", stated["bf16"].line)
-    if _kind(stated) == "fsdp" and "fsdp_version" not in stated:
-        found.pairs["fsdp_version"] = Stated("1", 0)
-        found.assumed.append("fsdp_version is not stated: 1, as axolotl has it")
-
-
-_SWIFT_BATCH = 16
-"""Sequences that ms-swift accumulates at least, where nothing is stated (modelscope/ms-swift@3602360a)."""
-
-
-def _add_swift(found: Completed, stated: Arguments, gpus: int | None) -> None:
-    """ms-swift's configs of DeepSpeed by their names, zero2 or zero3_offload, and its number of accumulation steps."""
-    named = re.fullmatch(r"zero([0-3])(_offload)?", stated.get("deepspeed", NOTHING).value)
-    if named is not None:
-        line = stated["deepspeed"].line
-        found.pairs["zero_optimization.stage"] = Stated(named[1], line)
-        if named[2]:
-            kept = ("offload_optimizer.device", *(("offload_param.device",) if named[1] == "3" else ()))
-            found.pairs |= {name: Stated("cpu", line) for name in kept}
-    if not {"gradient_accumulation_steps", "train_batch_size"} & stated.keys() and gpus is not None:
-        each = gpus * (_count(stated, "per_device_train_batch_size") or 1)
-        steps = max(1, -(-_SWIFT_BATCH // each))
-        found.pairs["gradient_accumulation_steps"] = Stated(str(steps), 0)
-        found.assumed.append(f"gradient_accumulation_steps is not stated: {steps}, as ms-swift has it")
 
 
 def _add_adapters(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
@@ -221,14 +222,15 @@ def _add_adapters(found: Completed, trainer: Mapping[str, str], stated: Argument
         for name in (() if adapters else narrow)
     ]
     if adapters is not None and not adapters.targets:
-        found.assumed.append("what is adapted is not stated: as PEFT has it")
+        whose = "Megatron-Bridge" if trainer["megatron"] else "PEFT"
+        found.assumed.append(f"what is adapted is not stated: as {whose} has it")
 
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 """Strategies of FSDP1, by their numbers from 1 (torch/distributed/fsdp/api.py)."""
 
 
-def _sharding(found: Completed, stated: Arguments) -> str:
+def _sharding(found: Completed, stated: Arguments, trainer: Mapping[str, str] | None) -> str:
     """The strategy of FSDP, and what is not resharded or prefetched by it.
 
     Accelerate's default is FSDP1 (utils/dataclasses.py, fsdp_version), the Trainer's own FSDP2 (transformers 5.24.0,
@@ -236,11 +238,12 @@ def _sharding(found: Completed, stated: Arguments) -> str:
     """
     words = stated.get("fsdp", NOTHING).value.lower()
     stated = {**stated, **found.pairs}
+    own = trainer["fsdp_version"] if trainer is not None else ""
     default = "2" if words and "distributed_type" not in stated and "use_fsdp" not in stated else "1"
-    version = stated.get("fsdp_version", Stated(default, 0)).value
+    version = stated.get("fsdp_version", Stated(own or default, 0)).value
     if "fsdp_version" not in stated:
         found.pairs["fsdp_version"] = Stated(version, 0)
-        whose = "Hugging Face's Trainer" if version == "2" else "Accelerate"
+        whose = trainer["title"] if trainer and own else "Hugging Face's Trainer" if version == "2" else "Accelerate"
         found.assumed.append(f"fsdp_version is not stated: {version}, as {whose} has it")
     told = [stated.get(name, NOTHING).value for name in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward")]
     told = [words, told[1] if version == "2" else told[0] or told[1]]
@@ -357,13 +360,19 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
     return None
 
 
+_RELEASE = r"(?:nvidia-)?{}(?:-(?:base|instruct|chat|thinking|it|bf16|fp8|hf|\d{{4}}))*"
+"""A model's name with what a release of it may have about it."""
+
+
 def checkpoint(name: str) -> Model | None:
     """The model of a name on the hub, in small letters, by its sizes there; None for one that is not known."""
     last = name.replace("meta-", "").rpartition("/")[2].replace("_", "-")
     marks = ((f"(?:^|[-/.])(?:{row['mark']})".replace(r"\.", "[.-]"), row) for row in records("checkpoints"))
     one = next((row for mark, row in marks if re.search(mark, last)), None)
     if one is None or one["shipped"]:
-        return load_model(one["shipped"]).document if one else None
+        shipped = (name for name in available("model") if re.fullmatch(_RELEASE.format(re.escape(name)), last))
+        name = one["shipped"] if one else next(shipped, "")
+        return load_model(name).document if name else None
     sizes: dict[str, Any] = {
         key: int(one[key]) for key in ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab")
     }
@@ -419,9 +428,12 @@ def config_files(
 def file_named(name: str, path: Path) -> Path | None:
     """A file that another one names: beside it, or below one of the folders that it is in; None if there is none."""
     parts = Path(name).parts
+    folders = [path.parent, *path.resolve().parent.parents][:_DEEPEST]
     inside = parts and not Path(name).is_absolute() and ".." not in parts
-    folders = [path.parent, *path.resolve().parent.parents] if inside else []
-    found = (path.parent / Path(name).name, *(folder / name for folder in folders[:_DEEPEST]))
+    above = len(parts) > 1 and ".." in parts and (path.parent / name).resolve()
+    found = [path.parent / Path(name).name, *(folder / name for folder in folders if inside)]
+    # `../../sft.yaml`, as recipes name what they build on, within the same folders.
+    found += [above] if above and above.is_relative_to(folders[-1]) else []
     return next((file for file in found if file.is_file() and file.resolve() != path.resolve()), None)
 
 

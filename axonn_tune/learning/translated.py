@@ -1,9 +1,10 @@
-"""Files of tools that train by FSDP under names of their own: torchtune, NeMo-RL and verl's SFT.
+"""Files of tools that name everything by themselves: torchtune, NeMo-RL and verl's SFT.
 
 Each has a table whose `field` is the argument of Accelerate, of Hugging Face's Trainer or of the launcher that means
 the same (`policy.train_micro_batch_size` is `per_device_train_batch_size`), with the tool's default. What all their
 files have alike, such as FSDP's version, stands in the table `presets`. Once translated, a run is read as any
-Trainer's; one with tensor or context parallelism, which the framework `fsdp` has no axes for, as torchtitan's.
+Trainer's; one with tensor or context parallelism, which the framework `fsdp` has no axes for, as torchtitan's. Runs by
+Megatron-Core have a table of its arguments, and sections in which all others go by their own names.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from axonn_tune.frameworks.keys import NOTHING, TRANSLATED, Arguments, Key, Stated, find, is_off, is_on, records, table
 
-_TABLES = {"torchtune": "torchtune", "NeMo-RL": "nemo_rl", "verl": "verl"}
-assert {*_TABLES.values()} == {*TRANSLATED}, "a table a tool"
-
-
 _WITH_AXES = "torchtitan-eager"
 _AXES = ("parallelism_config_tp_size", "parallelism_config_cp_size")
+_MEGATRON = "_megatron"
+"""Ends names of tables of runs by Megatron-Core."""
+_UNSET = ("", "none", "null")
+_SECTIONS = ("policy.megatron_cfg.", "engine.override_", "optim.")
+"""Where these have Megatron-Core's arguments by their own names."""
 
 
 @dataclass
@@ -35,15 +37,17 @@ class Translated:
     @property
     def software(self) -> str:
         """The framework whose step it has."""
+        if self.table.endswith(_MEGATRON):
+            return "megatron-core"
         alone = all(self.pairs.get(name, NOTHING).value in ("", "1") for name in _AXES)
         return "fsdp" if alone else _WITH_AXES
 
 
 def translated_tool(text: str) -> tuple[str, str] | None:
     """Table and title of the tool whose mark is in a text of commands and pairs; None for other files."""
-    rows = (one for one in records("trainers") if one["title"] in _TABLES)
-    found = next((one["title"] for one in rows if re.search(one["mark"], text, re.MULTILINE)), None)
-    return None if found is None else (_TABLES[found], found)
+    rows = (one for one in records("trainers") if one["translated"])
+    found = next((one for one in rows if re.search(one["mark"], text, re.MULTILINE)), None)
+    return None if found is None else (found["translated"], found["title"])
 
 
 def translated(text: str, named: Arguments) -> Translated | None:
@@ -68,6 +72,7 @@ def translated(text: str, named: Arguments) -> Translated | None:
             if key.status == "modelled" and key.field:
                 found.said.append(f"{key.name} {key.default}")
     found.said = [f"not stated, so as {found.title} has it: {', '.join(found.said)}"] if found.said else []
+    found.pairs = {**dict(_own_names(found.table, stated)), **found.pairs}
     found.pairs |= dict(_TOOLS[found.table](found, told))
     found.said += [f"{name.rstrip('.')} is off" for name in sections if any(one.startswith(name) for one in off)]
     for one in records("presets"):
@@ -78,6 +83,14 @@ def translated(text: str, named: Arguments) -> Translated | None:
         found.pairs["activation_checkpoint.mode"] = replace(switch, value="full" if is_on(switch) else "none")
         found.said.append(f"tensor and context parallelism of {found.title} are priced as torchtitan has them")
     return found
+
+
+def _own_names(table: str, stated: Arguments) -> Iterator[tuple[str, Stated]]:
+    """What sections of Megatron-Core's arguments have by their own names, and no row of the table."""
+    for name, one in stated.items() if table.endswith(_MEGATRON) else ():
+        key = find(name, ("megatron",)) if name.startswith(_SECTIONS) and find(name, (table,)) is None else None
+        if key is not None and key.is_read and one.value.lower() not in _UNSET:
+            yield name.rpartition(".")[2], one
 
 
 def _referred(one: Stated, named: Arguments) -> Stated:
@@ -97,7 +110,7 @@ def _launched(named: Arguments, text: str) -> dict[str, Stated]:
 
 def _add(found: Translated, key: Key, stated: Stated) -> None:
     """An argument under its common name, with the value that means the same there."""
-    if not key.field or stated.value.lower() in ("none", "null", ""):
+    if not key.field or stated.value.lower() in _UNSET:
         return
     value = key.meanings.get(stated.value.lower()) if key.meanings else stated.value
     if value is not None:
@@ -134,6 +147,24 @@ def _nemo_rl(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[st
             yield "lora_target_linear", every
 
 
+def _nemo_rl_megatron(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[str, Stated]]:
+    """Recompute of every layer, or of modules, as nemo_rl/models/megatron/setup.py has it (NVIDIA-NeMo/RL@7ea279ab)."""
+    switch = told.get("policy.megatron_cfg.activation_checkpointing", NOTHING)
+    kind = told.get("policy.megatron_cfg.recompute_granularity", replace(switch, value="full"))
+    if is_on(switch):
+        yield "recompute_granularity", kind
+        modules = told.get("policy.megatron_cfg.recompute_modules", NOTHING)
+        if kind.value == "full":
+            yield from (
+                ("recompute_method", replace(kind, value="uniform")),
+                ("recompute_num_layers", replace(kind, value="1")),
+            )
+        elif modules.value.lower() not in _UNSET:
+            yield "recompute_modules", modules
+    if is_on(told.get("policy.sequence_packing.enabled", NOTHING)):
+        yield from _by_tokens(found, told.get("policy.sequence_packing.train_mb_tokens", NOTHING))
+
+
 def _verl(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[str, Stated]]:
     """A dynamic batch fills a micro-batch with tokens; a rank of adapters from 1 says that they train."""
     if is_on(told.get("data.use_dynamic_bsz", Stated("True", 0))):
@@ -148,11 +179,14 @@ def _verl(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[str, 
 
 def _by_tokens(found: Translated, tokens: Stated) -> Iterator[tuple[str, Stated]]:
     """The micro-batch of so many tokens, in sequences of the stated length, at least one."""
-    length = found.pairs.get("max_length", NOTHING).value
+    megatron = found.table.endswith(_MEGATRON)
+    length = found.pairs.get("seq_length" if megatron else "max_length", NOTHING).value
     if re.fullmatch(r"[1-9]\d{0,9}", tokens.value) and re.fullmatch(r"[1-9]\d{0,9}", length):
         each = max(1, int(tokens.value) // int(length))
         found.said.append(f"a micro-batch of {int(tokens.value):,} tokens is priced as {each} of {int(length):,}")
-        yield "per_device_train_batch_size", Stated(str(each), tokens.line)
+        yield "micro_batch_size" if megatron else "per_device_train_batch_size", Stated(str(each), tokens.line)
 
 
 _TOOLS = {"torchtune": _torchtune, "nemo_rl": _nemo_rl, "verl": _verl}
+_TOOLS |= {"nemo_rl_megatron": _nemo_rl_megatron, "verl_megatron": _verl}
+assert {*_TOOLS} == {*TRANSLATED}, "a table a tool"

@@ -179,11 +179,24 @@ def tools() -> dict[str, Tool]:
 
 
 def tuning(
-    mode: Tune | None, tool: str, *, rank: int | None, targets: Sequence[str] | None, dtype: AdapterType | None
+    mode: Tune | None,
+    tool: str,
+    *,
+    rank: int | None,
+    targets: Sequence[str] | None,
+    dtype: AdapterType | None,
+    dropout: float = 0.0,
+    bits: int = 16,
+    exchanged: bool = False,
 ) -> Tuning | None:
-    """What trains in a mode by a tool's defaults, or as asked; None where all does."""
+    """What trains in a mode by a tool's defaults, or as asked; None where all does; UsageError for what it has not.
+
+    bits: of a base in 16 or 8 bits, which no mode says. exchanged: by all-to-alls, where the tool has them.
+    """
     if mode is None or mode == "full":
         return None
+    if not tool:
+        raise UsageError(f"--tune {mode}: the framework trains models whole")
     own = tools()[tool]
     if mode not in own.modes:
         having = ", ".join(name for name, one in tools().items() if mode in one.modes)
@@ -195,7 +208,8 @@ def tuning(
         rank=rank or own.rank,
         targets=own.layers(targets or own.targets),
         dtype=dtype or own.dtype,
-        base=BASES.get(mode, "bf16"),
-        collectives=own.collectives,
+        base="int8" if bits == 8 else BASES.get(mode, "bf16"),
+        collectives="exchanged" if exchanged and own.collectives == "gathered" else own.collectives,
         input_gradients=own.input_gradients,
+        dropout=dropout,
     )

@@ -425,16 +425,21 @@ def laid_out(
     return replace(case, configurations=tuple(found))
 
 
-def _adapters(words: str, framework: Framework) -> Tuning:
+def _adapters(words: str, framework: Framework) -> Tuning | None:
     """What trains, `lora r16 dropout 0.1 a2a linear_qkv,linear_proj`; UsageError where the framework has none such."""
     found = re.fullmatch(r"(\w+) r(\d+)(?: dropout ([\d.]+))?( a2a)?(?: ([\w,-]+))?", words)
     if found is None or not framework.tuner:
         raise UsageError(f"adapters are {words!r}, which {framework.title} has not")
     mode: Any = found[1]
-    made = tuning(mode, framework.tuner, rank=int(found[2]), targets=found[5] and found[5].split(","), dtype=None)
-    assert made is not None, "not all trains"
-    exchanged = {"collectives": "exchanged"} if found[4] else {}
-    return made.model_copy(update={"dropout": float(found[3] or 0.0), **exchanged})
+    return tuning(
+        mode,
+        framework.tuner,
+        rank=int(found[2]),
+        targets=found[5] and found[5].split(","),
+        dtype=None,
+        dropout=float(found[3] or 0.0),
+        exchanged=found[4] is not None,
+    )
 
 
 def _precision(words: str, framework: Framework) -> Precision | None:

@@ -40,8 +40,13 @@ def priced(run: CommandRun) -> dict[str, object]:
     """What the cost model gets."""
     case = run.case(H100)
     layout, step, model = case.configurations[0], case.framework.step, case.model
-    grid = layout.grid
+    grid, tuning = layout.grid, case.workload.tuning
+    adapters = {"collectives": tuning.collectives, "targets": len(tuning.targets)} if tuning else {}
     return {
+        **adapters,
+        **({"tuned_dropout": tuning.dropout} if tuning else {}),
+        **{"tensor": grid.x, "stages": grid.pipeline, "dropout": step.dropout},
+        "sequence_parallel": step.sequence_parallel,
         **{"framework": run.software, "gpus": grid.world, "shard": grid.z, "replicate": grid.data},
         **{"zero": 3 if grid.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)},
         **{"micro_batch": layout.micro_batch, "batch": case.workload.global_batch, "recompute": layout.recompute},
@@ -94,7 +99,9 @@ BASES = {
     "axolotl": "base_model: Qwen/Qwen2.5-7B",
     "torchtune": "model._component_: torchtune.models.llama3_1.llama3_1_8b\nbatch_size: 1\ndtype: bf16",
     "nemo_rl": "policy.model_name: Qwen/Qwen2.5-7B\npolicy.dtensor_cfg.enabled: true",
+    "nemo_rl_megatron": "policy.model_name: Qwen/Qwen2.5-7B\npolicy.megatron_cfg.enabled: true",
     "verl": "model.path: Qwen/Qwen2.5-7B\nengine.strategy: fsdp",
+    "verl_megatron": "model.path: Qwen/Qwen2.5-7B\nengine.strategy: megatron",
 }
 """The least file of each tool, to which the keys of its table are added."""
 
@@ -133,7 +140,7 @@ def test_no_key_of_a_tool_vanishes_in_silence(tool: str, tmp_path: Path) -> None
 def test_keys_of_a_tool_stand_for_arguments_that_are_known(tool: str) -> None:
     """Guards the tables of tools with names of their own: each field is an argument, and takes what the key means."""
     for key in table(tool):
-        other = find(key.field, tables_of("fsdp"))
+        other = find(key.field, () if tool.endswith("_megatron") else tables_of("fsdp"))
         assert other is not None or not key.field, key.name
         meant = [*key.meanings.values(), *([key.default] if key.default and not key.meanings else [])]
         assert [one for one in meant if other is not None and other.misfit(one)] == [], key.name
