@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import click
 
 from axonn_tune.cli.main import cli
-from axonn_tune.frameworks.keys import TRANSLATED, Key, table
+from axonn_tune.frameworks.keys import TRANSLATED, Key, named, table
 from axonn_tune.specs.document import LARGEST_COUNT, LARGEST_SIZE, Document
 from axonn_tune.specs.schemas import DOCUMENTS, schema_of, schema_texts
 
@@ -172,12 +172,16 @@ def keys_page() -> str:
 def _tool(name: str, title: str) -> str:
     """Keys that are priced, refused or passed over in a table, and those without effect in a paragraph."""
     told = [key for key in table(name) if key.status != "harmless"]
+    # What another table reads is read of this tool, too.
+    silent = {one: named(one) for key in table(name) if key.status == "harmless" for one in (key.name, *key.also)}
+    read = {one: key for one, key in silent.items() if name not in TRANSLATED and key is not None and key.is_read}
+    told += [replace(key, name=one, also=(), why="") for one, key in read.items()]
     rows = (
         f"| {_names(key)} | {_meaning(key, name)} | {key.default if key.default != 'off' else ''} |" for key in told
     )
-    silent = (one for key in table(name) if key.status == "harmless" for one in (key.name, *key.also))
     lines = [f"## {title}", "", "| key | here | default |", "|:---|:---|:---|", *rows, ""]
-    return "\n".join([*lines, f"Without effect on a step: {', '.join(f'`{one}`' for one in silent)}.", ""])
+    without = ", ".join(f"`{one}`" for one in silent if one not in read)
+    return "\n".join([*lines, f"Without effect on a step: {without}.", ""])
 
 
 def _names(key: Key) -> str:
