@@ -240,7 +240,7 @@ def _at_smallest(request: Request, call: str) -> SearchResult:
     sizes = [
         replace(one, took=taken_of(one, found.sized(one.inputs.problem.gpus))) for one in found.sizes(top=request.top)
     ]
-    shown = Sizes(sizes, found.of_batch, found.without, found.offloaded)
+    shown = Sizes(sizes, found.of_batch, found.without, found.offloaded, found.other_modes)
     return SearchResult(sizes[0].inputs, sizes[0].ranked, call, sizes=shown)
 
 

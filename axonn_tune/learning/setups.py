@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
@@ -316,9 +317,10 @@ def _arguments(setup: Setup, *, files: bool = False) -> dict[str, str]:
 def _flags(stated: Mapping[str, str], changed: Mapping[str, str]) -> str:
     """The arguments that make one of the other; "" for none, and for many."""
     added = [words for name, words in changed.items() if stated.get(name) != words]
-    # One subcommand stands in place of another: activation-checkpoint:full of activation-checkpoint:none.
-    groups = {name.partition(":")[0] for name in changed if ":" in name}
-    gone = [name for name in stated if name not in changed and name.partition(":")[0] not in groups]
+    # One subcommand stands in place of another: activation-checkpoint:full of activation-checkpoint:none. So does one
+    # value of a key of Megatron-Bridge: model.recompute_granularity=full of …=null.
+    groups = {re.split("[:=]", name)[0] for name in changed if re.search("[:=]", name)}
+    gone = [name for name in stated if name not in changed and re.split("[:=]", name)[0] not in groups]
     if not (stated and changed) or len(added) + len(gone) > _MOST_FLAGS:
         return ""
     return ", ".join(filter(None, (" ".join(added), f"without {' '.join(gone)}" if gone else "")))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
@@ -21,9 +22,12 @@ from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.sweep import Point, parse_numbers, per_gpu
 from axonn_tune.request import MIN, Request
 from axonn_tune.specs.catalog import ModelLike
+from axonn_tune.specs.tuning import tools
+from axonn_tune.vocabulary import Tune
 
 MOST_GPUS = 2048
 """GPUs up to which whole nodes are tried."""
+_ADAPTING: tuple[Tune, ...] = ("lora", "qlora")
 
 
 class Offloaded(NamedTuple):
@@ -133,6 +137,22 @@ class Smallest:
                 *(found.memory_bytes, found.host_bytes),
             )
         return None
+
+    @cached_property
+    def other_modes(self) -> Mapping[Tune, int]:
+        """Where only adapters train, the smallest numbers of other modes that the framework has, by their words."""
+        request, tuner = self.inputs.problem.request, self.inputs.problem.framework.tuner
+        stated = any(one.startswith("workload.tuning") for one in request.set)
+        if request.tune not in (*_ADAPTING, "dora") or stated or not tuner:
+            return {}
+        whole = replace(request, tune=None, lora_rank=None, lora_targets=None, lora_dtype=None)
+        modes = (mode for mode in _ADAPTING if mode in tools()[tuner].modes and mode != request.tune)
+        asked: dict[Tune, Request] = {mode: replace(request, tune=mode) for mode in modes}
+        found = dict[Tune, int]()
+        for mode, other in (asked | {"full": whole}).items():
+            with suppress(NothingFeasibleError):
+                found[mode] = smallest(other).gpus
+        return found
 
     @cached_property
     def without(self) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from axonn_tune.ranking.smallest import Offloaded, Size
 from axonn_tune.report.facts import fit_json
@@ -21,6 +21,7 @@ from axonn_tune.report.ranking import (
     with_framework,
 )
 from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.vocabulary import Tune
 
 _NAMES = (
     "gpus",
@@ -45,13 +46,15 @@ class Sizes:
     """What is shown of the smallest number of GPUs, in its first row, and more.
 
     of_batch: smaller numbers that the batch alone rules out, each with the nearest batch with which it fits. without:
-    the smallest number that takes no savers, None where none does. offloaded: fewer GPUs with offload.
+    the smallest number that takes no savers, None where none does. offloaded: fewer GPUs with offload. other_modes:
+    smallest numbers of what trains otherwise, where only adapters do.
     """
 
     rows: Sequence[Size]
     of_batch: Sequence[tuple[int, int]]
     without: int | None
     offloaded: Offloaded | None = None
+    other_modes: Mapping[Tune, int] = field(default_factory=dict)
 
 
 def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
@@ -123,6 +126,9 @@ def _notes(found: Sizes) -> Iterator[str]:
             f"{show_seconds(one.added_s)} of them for that, {show_bytes(one.host_bytes)} on each host"
             f"{'' if host else ' (whose link and Adam are assumed)'}: {one.arguments}"
         )
+    if found.other_modes:
+        several = (f"{gpus:,} with --tune {mode}" for mode, gpus in found.other_modes.items())
+        yield f"The fewest GPUs otherwise: {', '.join(several)}."
     if found.of_batch:
         fewer, batch = found.of_batch[0]
         yield f"{counted(fewer, 'GPU')} would do with --batch {batch}; the batch is what rules them out."
@@ -146,4 +152,5 @@ def sizes_json(found: Sizes) -> Json:
         "ruled_out_by_batch": [{"gpus": gpus, "batch": batch} for gpus, batch in found.of_batch],
         "without_savers": found.without,
         "with_offload": found.offloaded and found.offloaded._asdict(),
+        **({"other_modes": dict(found.other_modes)} if found.other_modes else {}),
     }

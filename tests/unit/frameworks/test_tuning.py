@@ -201,3 +201,17 @@ def test_torchtitan_has_a_converter() -> None:
     module = command_of(found.ranked.detail(0)).files["_model.py"]
     compile(module, "_model.py", "exec")
     assert 'rank=16, alpha=32.0, target_modules=["wqkv", "wo", "w1", "w2", "w3"]' in module
+
+
+def test_the_fewest_gpus_stand_beside_those_of_other_modes() -> None:
+    """Guards --gpus min: LoRA says what QLoRA and all weights take, as searches of these do; others say nothing."""
+    asked: dict[str, Any] = {"framework": "fsdp", **ASKED}
+    found = search("llama3-70b", "min", **asked)
+    plain = {name: value for name, value in asked.items() if name not in ("tune", "lora_rank")}
+    others = {"qlora": asked | {"tune": "qlora"}, "full": plain}
+    fewest = {mode: search("llama3-70b", "min", **one).inputs.problem.gpus for mode, one in others.items()}
+    assert found.sizes is not None
+    assert found.sizes.other_modes == fewest
+    said = f"The fewest GPUs otherwise: {fewest['qlora']} with --tune qlora, {fewest['full']} with --tune full."
+    assert said in " ".join(str(found).split())
+    assert "otherwise" not in str(search("llama3-8b", "min", **plain))
