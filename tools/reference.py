@@ -76,6 +76,7 @@ TOOLS = {
     "nemo_rl": "NeMo-RL's SFT",
     "nemo_rl_megatron": "NeMo-RL's SFT by Megatron-Core (beside Megatron-Core's arguments)",
     "verl": "verl's SFT",
+    "verl_fsdp_sft": "verl's fsdp_sft_trainer, before sft_trainer",
     "verl_megatron": "verl's SFT by Megatron-Core (beside Megatron-Core's arguments)",
 }
 """Tables of `axonn_tune/frameworks/arguments/` that the page of keys has, with their headings."""

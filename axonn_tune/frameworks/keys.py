@@ -222,7 +222,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
-TRANSLATED = ("torchtune", "nemo_rl", "nemo_rl_megatron", "verl", "verl_megatron")
+TRANSLATED = ("torchtune", "nemo_rl", "nemo_rl_megatron", "verl", "verl_megatron", "verl_fsdp_sft")
 """Tables of tools whose arguments are read by the common names that they stand for; no other files have them. Those of
 runs by Megatron-Core have its arguments, too, in sections of their own."""
 TABLES |= {name: ((name,), ("megatron",) if name.endswith("_megatron") else ()) for name in TRANSLATED}

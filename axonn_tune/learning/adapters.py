@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Arguments, Stated, is_on, keys_of, meaning_of
-from axonn_tune.specs.tuning import Tuning, tools, tuning
+from axonn_tune.specs.tuning import Table, Tuning, tools, tuning
 from axonn_tune.vocabulary import AdapterType
 
 _ALL = "all-linear"
@@ -23,7 +23,8 @@ _ALL = "all-linear"
 class Adapters:
     """Adapters beside weights that do not train, by PEFT's names.
 
-    bits: of these weights; dtype: of adapters; exchanged: as Megatron-Bridge's `a2a_experimental` has it.
+    bits: of these weights; dtype: of adapters; exchanged: as Megatron-Bridge's `a2a_experimental` has it; tables: those
+    that train beside them.
     """
 
     mode: Literal["lora", "qlora", "dora"]
@@ -33,6 +34,7 @@ class Adapters:
     bits: int
     dtype: AdapterType
     exchanged: bool = False
+    tables: tuple[Table, ...] = ()
 
     def options(self, framework: Framework) -> dict[str, Any]:
         """What a request states for the same."""
@@ -42,11 +44,12 @@ class Adapters:
         more = [f"workload.tuning.dropout={self.dropout}"] if self.dropout else []
         more += ["workload.tuning.base=int8"] if self.bits == 8 else []
         more += ["workload.tuning.collectives=exchanged"] if self.exchanged else []
+        more += [f"workload.tuning.tables=[{','.join(self.tables)}]"] if self.tables else []
         return found | ({"set": tuple(more)} if more else {})
 
     def of(self, framework: Framework) -> Tuning | None:
         """The same as a workload has it; UsageError where the framework trains models whole."""
-        return tuning(
+        made = tuning(
             self.mode,
             framework.tuner,
             rank=self.rank,
@@ -56,6 +59,7 @@ class Adapters:
             bits=self.bits,
             exchanged=self.exchanged,
         )
+        return made.model_copy(update={"tables": self.tables}) if made is not None else None
 
     def _targets(self, framework: Framework) -> tuple[str, ...]:
         """What is adapted, by the framework's names: () for all that its tool adapts unasked."""
@@ -87,7 +91,16 @@ def stated_adapters(stated: Arguments) -> Adapters | None:
         # PEFT casts adapters up, LLaMA-Factory's pure_bf16 does not (model/adapter.py).
         dtype=said.value if said else "bf16" if pure else "fp32",
         exchanged=_is_on("tuning.exchanged", stated),
+        tables=_tables(stated),
     )
+
+
+def _tables(stated: Arguments) -> tuple[Table, ...]:
+    """Tables that PEFT's `modules_to_save` names."""
+    keys = [key for key in keys_of("tuning.tables") if key.name in stated]
+    meant = {key.meanings.get(word) for key in keys for word in re.findall(r"\w+", stated[key.name].value)}
+    known: tuple[Table, ...] = ("embedding", "head")
+    return tuple(one for one in known if one in meant)
 
 
 def _is_on(field: str, stated: Arguments) -> bool:

@@ -65,8 +65,10 @@ def refusals(
     # What an adapter is like says nothing where a switch has none.
     silent = {"detail", "frozen"} if switches and all(switches) else set()
     found = [one for one in named if not one[2].is_silent(one[1].value) and one[2].field not in silent]
-    for name, stated, why in ((name, stated, key.why) for name, stated, key in found):
+    for name, stated, key in found:
         value = "" if stated.value == "True" else f" {stated.value}"
+        own_key = find(_plain(name), tables) if tables else None
+        why = own_key.why if own_key is not None and own_key.status == "refused" else key.why
         yield Problem(f"{name}{value}", why, stated.line, stated.file)
     if (program := _PREFERENCES.search(text)) and (beside := find("ref_model")):
         yield Problem(program[1], beside.why)

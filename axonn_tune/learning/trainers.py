@@ -221,6 +221,15 @@ def _add_adapters(found: Completed, trainer: Mapping[str, str], stated: Argument
         Problem(name, "quantized base weights train beside adapters alone", stated[name].line)
         for name in (() if adapters else narrow)
     ]
+    if adapters is not None and adapters.tables:
+        trained = " and ".join(adapters.tables)
+        found.assumed.append(
+            f"{trained} beside adapters: PEFT keeps what it was before, 2 bytes a weight, which is not priced"
+        )
+    patterns = (name for name in names_of("tuning.targets") if re.search(r"[\\^$*|(]", stated.get(name, NOTHING).value))
+    found.problems += [
+        Problem(name, "is a pattern: name the modules, as in q_proj v_proj", stated[name].line) for name in patterns
+    ]
     if adapters is not None and not adapters.targets:
         whose = "Megatron-Bridge" if trainer["megatron"] else "PEFT"
         found.assumed.append(f"what is adapted is not stated: as {whose} has it")
@@ -347,7 +356,8 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
 
     folder: of the file that states it.
     """
-    told = next((stated[one] for one in names_of("trainer.model") if one in stated), NOTHING)
+    # ms-swift's `model_name` is what a model calls itself.
+    told = next((stated[one] for one in ("model", *names_of("trainer.model")) if one in stated), NOTHING)
     name = told.value.rstrip("/")
     if not name or "$" in name:
         return None

@@ -166,9 +166,15 @@ def _nemo_rl_megatron(found: Translated, told: Mapping[str, Stated]) -> Iterator
 
 
 def _verl(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[str, Stated]]:
-    """A dynamic batch fills a micro-batch with tokens; a rank of adapters from 1 says that they train."""
+    """A dynamic batch fills a micro-batch with tokens."""
     if is_on(told.get("data.use_dynamic_bsz", Stated("True", 0))):
         yield from _by_tokens(found, told.get("data.max_token_len_per_gpu", Stated("8192", 0)))
+    yield from _verl_fsdp_sft(found, told)
+
+
+def _verl_fsdp_sft(found: Translated, told: Mapping[str, Stated]) -> Iterator[tuple[str, Stated]]:
+    """A rank of adapters from 1 says that they train."""
+    del told
     rank = found.pairs.get("lora_rank", NOTHING)
     if rank.value not in ("", "0"):
         yield "use_peft", Stated("True", rank.line)
@@ -188,5 +194,5 @@ def _by_tokens(found: Translated, tokens: Stated) -> Iterator[tuple[str, Stated]
 
 
 _TOOLS = {"torchtune": _torchtune, "nemo_rl": _nemo_rl, "verl": _verl}
-_TOOLS |= {"nemo_rl_megatron": _nemo_rl_megatron, "verl_megatron": _verl}
+_TOOLS |= {"nemo_rl_megatron": _nemo_rl_megatron, "verl_megatron": _verl, "verl_fsdp_sft": _verl_fsdp_sft}
 assert {*_TOOLS} == {*TRANSLATED}, "a table a tool"

@@ -161,6 +161,7 @@ class Tool(Document):
         settings = {
             "dropout": one.dropout or None,
             "base": one.base if one.base != BASES.get(one.mode, "bf16") else None,
+            "tables": f"[{','.join(one.tables)}]" if one.tables else None,
         }
         more = ((key, value) for key, value in settings.items() if value is not None)
         return [*found, *(word for key, value in more for word in ("--set", f"workload.tuning.{key}={value}"))]

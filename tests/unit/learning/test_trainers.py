@@ -44,7 +44,7 @@ def priced(run: CommandRun) -> dict[str, object]:
     adapters = {"collectives": tuning.collectives, "targets": len(tuning.targets)} if tuning else {}
     return {
         **adapters,
-        **({"tuned_dropout": tuning.dropout} if tuning else {}),
+        **({"tuned_dropout": tuning.dropout, "tables": [*tuning.tables]} if tuning else {}),
         **{"tensor": grid.x, "stages": grid.pipeline, "dropout": step.dropout},
         "sequence_parallel": step.sequence_parallel,
         **{"framework": run.software, "gpus": grid.world, "shard": grid.z, "replicate": grid.data},
@@ -101,6 +101,7 @@ BASES = {
     "nemo_rl": "policy.model_name: Qwen/Qwen2.5-7B\npolicy.dtensor_cfg.enabled: true",
     "nemo_rl_megatron": "policy.model_name: Qwen/Qwen2.5-7B\npolicy.megatron_cfg.enabled: true",
     "verl": "model.path: Qwen/Qwen2.5-7B\nengine.strategy: fsdp",
+    "verl_fsdp_sft": "model.partial_pretrain: Qwen/Qwen2.5-7B",
     "verl_megatron": "model.path: Qwen/Qwen2.5-7B\nengine.strategy: megatron",
 }
 """The least file of each tool, to which the keys of its table are added."""
