@@ -387,6 +387,8 @@ def _peft(run: Run, tuning: Tuning) -> Iterator[Argument]:
     yield Argument(f"peft.dropout={tuning.dropout:g}")
     if tuning.collectives == "exchanged":
         yield Argument("peft.a2a_experimental=true")
+    if tuning.experts == "each":
+        yield Argument("peft.share_expert_adapters=false")
 
 
 def _checkout(program: str, checkout: str, module: str) -> Check:

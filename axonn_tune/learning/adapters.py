@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Arguments, Stated, is_on, keys_of, meaning_of
-from axonn_tune.specs.tuning import Table, Tuning, tools, tuning
+from axonn_tune.specs.tuning import Sharing, Table, Tuning, tools, tuning
 from axonn_tune.vocabulary import AdapterType
 
 _ALL = "all-linear"
@@ -24,7 +24,7 @@ class Adapters:
     """Adapters beside weights that do not train, by PEFT's names.
 
     bits: of these weights; dtype: of adapters; exchanged: as Megatron-Bridge's `a2a_experimental` has it; tables: those
-    that train beside them.
+    that train beside them; experts: whether routed ones share one on a rank.
     """
 
     mode: Literal["lora", "qlora", "dora"]
@@ -35,6 +35,7 @@ class Adapters:
     dtype: AdapterType
     exchanged: bool = False
     tables: tuple[Table, ...] = ()
+    experts: Sharing = "shared"
 
     def options(self, framework: Framework) -> dict[str, Any]:
         """What a request states for the same."""
@@ -45,6 +46,7 @@ class Adapters:
         more += ["workload.tuning.base=int8"] if self.bits == 8 else []
         more += ["workload.tuning.collectives=exchanged"] if self.exchanged else []
         more += [f"workload.tuning.tables=[{','.join(self.tables)}]"] if self.tables else []
+        more += ["workload.tuning.experts=each"] if self.experts == "each" else []
         return found | ({"set": tuple(more)} if more else {})
 
     def of(self, framework: Framework) -> Tuning | None:
@@ -59,7 +61,8 @@ class Adapters:
             bits=self.bits,
             exchanged=self.exchanged,
         )
-        return made.model_copy(update={"tables": self.tables}) if made is not None else None
+        more = {"tables": self.tables, "experts": self.experts}
+        return made.model_copy(update=more) if made is not None else None
 
     def _targets(self, framework: Framework) -> tuple[str, ...]:
         """What is adapted, by the framework's names: () for all that its tool adapts unasked."""
@@ -92,6 +95,7 @@ def stated_adapters(stated: Arguments) -> Adapters | None:
         dtype=said.value if said else "bf16" if pure else "fp32",
         exchanged=_is_on("tuning.exchanged", stated),
         tables=_tables(stated),
+        experts="each" if (shares := meaning_of("tuning.sharing", stated)) and not shares.value else "shared",
     )
 
 

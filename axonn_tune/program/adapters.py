@@ -15,11 +15,11 @@ pytorch/torchtitan@b5bcd76c, torchtitan/components/lora.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from axonn_tune.program.inputs import PARTS, LayerInputs, Linear, X
-from axonn_tune.program.operations import Array, Collective, Kernel, MatMul, Operation, Phase, Size, as_size
+from axonn_tune.program.operations import ONCE, Array, Collective, Kernel, MatMul, Operation, Phase, Size, as_size
 from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.tuning import Tuning
 
@@ -31,7 +31,7 @@ class Adapter:
     target: what it adapts, as `Tuning.targets` has it; layer: its own name; n: outputs on a rank; down, up: elements of
     A and B on a rank; shares_input: the gradient of A reads what the layer reads; otherwise own_input, which it or the
     first of several keeps. output: of DoRA, kept for the gradient of its magnitudes. rows: of routed experts in a half
-    micro-batch, if it is theirs.
+    micro-batch, if it is theirs; experts: of these, each with an adapter of its own, if they do not share one.
     """
 
     target: str
@@ -46,11 +46,17 @@ class Adapter:
     middle: Array
     output: Array | None
     rows: Size | None = None
+    experts: Size | None = None
+
+    @property
+    def each(self) -> bool:
+        """Whether each routed expert has such a one."""
+        return self.experts is not None
 
     @property
     def elements(self) -> tuple[Size, ...]:
-        """Of its matrices on one rank."""
-        return self.down, self.up
+        """Of its matrices on one rank, but those of experts, which count as theirs."""
+        return () if self.each else (self.down, self.up)
 
     @property
     def magnitudes(self) -> Size:
@@ -99,11 +105,12 @@ class Adapter:
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Both GEMMs, and the sum with the layer's output; before them dropout."""
         tokens, (r, n) = self._tokens(given), self._split(given)
-        product = partial(MatMul, phase, self.layer, layout="NN", calls=PARTS)
+        groups = self.experts or ONCE
+        product = partial(MatMul, phase, self.layer, layout="NN", calls=PARTS, groups=groups)
         yield from self._copied(given, phase)
-        yield product(tokens, r, self.linear.k, makes=(self.middle,))
+        yield product(tokens / groups, r, self.linear.k, makes=(self.middle,))
         yield from self._sent("all_gather" if self.column else "all_reduce", phase, tokens * self._rank, given)
-        yield product(tokens, n, self._rank)
+        yield product(tokens / groups, n, self._rank)
         if self.row:
             yield from self._rejoined(phase, tokens, given)
         # Scaled by α/r, and added: read and written, then two read and one written.
@@ -127,21 +134,26 @@ class Adapter:
         layer's own; frees: what no gradient needs behind that of A."""
         layer, k, tokens = self.layer, self.linear.k, self._tokens(given)
         (r, n), gradient = self._split(given), self.input_gradient(given)
-        back = partial(MatMul, "backward", layer, calls=PARTS)
+        groups = self.experts or ONCE
+        back, each = partial(MatMul, "backward", layer, calls=PARTS, groups=groups), tokens / groups
         if self.output is not None:
             scaled = (self.output.name,)
             yield Kernel("backward", layer, 4.0 * given.element * tokens * n, PARTS, frees=scaled)
         yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
         if self.row and given.options.sequence_parallel:
             yield from self._rejoined("backward", tokens, given)
-        yield back(tokens, self._rank, n, layout="NT")
+        yield back(each, self._rank, n, layout="NT")
         yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
-        yield back(self._rank, n, tokens, layout="TN")
+        yield back(self._rank, n, each, layout="TN")
         freed = (self.middle.name, *([self.own_input.name] if self.own_input else []))
-        yield back(k, r, tokens, layout="TN", frees=(*freed, *frees))
+        yield back(k, r, each, layout="TN", frees=(*freed, *frees))
+        if self.rows is not None and not self.each and self.tuning.collectives != "none":
+            # The one that they share, on all ranks of experts (Megatron-Bridge's _allreduce_shared_expert_grad).
+            for size in self.elements:
+                yield Collective("all_reduce", "expert", "backward", layer, given.element * size, calls=PARTS)
         if not passes:
             return
-        yield back(tokens, k, r, layout="NT", makes=(gradient,))
+        yield back(each, k, r, layout="NT", makes=(gradient,))
         if self.column and not given.options.sequence_parallel:
             yield from self._sent("all_reduce", "backward", tokens * k, given)
         yield Kernel("backward", layer, 3.0 * given.element * tokens * k, PARTS)
@@ -152,18 +164,21 @@ class Adapter:
         return Array(f"{self.layer} input gradient", "backward temporaries", size)
 
 
-def adapters_of(linear: Linear, given: LayerInputs, rows: tuple[Size, Size] | None = None) -> tuple[Adapter, ...]:
+def adapters_of(
+    linear: Linear, given: LayerInputs, rows: tuple[Size, Size] | None = None, experts: Size = ONCE
+) -> tuple[Adapter, ...]:
     """Those of a linear layer: of the whole, or of parts of its outputs, which read one input.
 
-    rows: of routed experts, which all share one adapter on a rank (Megatron-Bridge's share_expert_adapters), in a half
-    micro-batch, and the most that a micro-batch saves; only where they are named.
+    rows: of routed experts in a half micro-batch, and the most that a micro-batch saves; experts: how many of them a
+    rank has, which share one adapter (Megatron-Bridge's share_expert_adapters) or have each their own; only where they
+    are named.
     """
     if (tuning := given.tuning) is None or (rows and not tuning.names(linear.layer)):
         return ()
     widths = part_widths(linear, given)
     parts = [part for part in tuning.parts(linear.layer) if part in widths]
     made = (_adapter(linear, given, tuning, part, widths[part], rows=rows, first=part == parts[0]) for part in parts)
-    return tuple(made)
+    return tuple(replace(one, experts=experts) if rows and tuning.experts == "each" else one for one in made)
 
 
 def part_widths(linear: Linear, given: LayerInputs) -> dict[str, Size]:

@@ -314,7 +314,7 @@ def _backward(nodes: BlockNodes, recompute: Recompute) -> Iterator[Operation]:
         if nodes.trains_matrices:
             whole = len(nodes.trained) == len(nodes.forward)
             yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block if whole else given.trained_block, given)
-        yield from experts.reduce_experts(given, nodes.trained, unit="block")
+        yield from experts.reduce_experts(given, nodes.forward, unit="block")
     elif nodes.adapted:
         yield from layers.reduce_weight_gradient(ADAPTER, given.trained_block, given)
 
@@ -372,7 +372,7 @@ class _Backward:
         behind = Behind(self._made(node), self._freed(node), self._gathered, node.trains)
         yield from node.backward(self.given, behind)
         if isinstance(node, experts.Grouped) and node.gathers == "forward":
-            yield from experts.reduce_experts(self.given, self.nodes.trained, unit="weight")
+            yield from experts.reduce_experts(self.given, self.nodes.forward, unit="weight")
 
     def _gather(self, node: Node) -> list[Operation]:
         return node.gather(self.given, "backward") if self.gathers else []

@@ -146,13 +146,18 @@ def _counted(
         split=by_split["split"],
         over_y=by_split["over_y"],
         over_x=by_split["over_x"],
-        each=sum(node.each for node in grouped),
+        each=sum(node.each for node in grouped) + sum(_of_expert(one, sizes) for one in added if one.each),
         each_biases=layer.biases * sum(node.width for node in grouped),
         routed=experts.count if experts else 0,
         chosen=experts.per_token if experts else 0,
         router=router,
         vectors=vectors,
     )
+
+
+def _of_expert(adapter: Adapter, sizes: dict[str, float]) -> int:
+    """Elements of the adapter of one expert."""
+    return sum(int(size.evaluate(sizes)) for size in (adapter.down, adapter.up))
 
 
 def _vectors(node: Node, given: LayerInputs, sizes: dict[str, float]) -> Vectors:

@@ -40,10 +40,12 @@ class Behind(NamedTuple):
 
 
 class Adaptable(NamedTuple):
-    """A linear layer that may have adapters; rows: of routed experts, in a half micro-batch, and the most of one."""
+    """A linear layer that may have adapters; rows: of routed experts, in a half micro-batch, and the most of one;
+    experts: how many of these a rank has."""
 
     linear: Linear
     rows: tuple[Size, Size] | None = None
+    experts: Size = ONCE
 
 
 class Vectors(NamedTuple):
@@ -496,7 +498,7 @@ def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
             if isinstance(node, Exchange):
                 changes["beside"] = tuple(map(of, node.beside))
             if (adaptable := node.adaptable(given)) is not None:
-                changes["adapters"] = adapters_of(adaptable.linear, given, adaptable.rows)
+                changes["adapters"] = adapters_of(adaptable.linear, given, adaptable.rows, adaptable.experts)
             known[node] = replace(node, **changes)  # type: ignore[arg-type]
         return known[node]
 

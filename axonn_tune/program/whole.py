@@ -98,9 +98,9 @@ def _matrices(given: LayerInputs) -> Iterator[Matrix]:
         for adapter in node.adapters:
             rank = float(adapter.tuning.rank)
             sizes = ((rank, _number(adapter.linear.k, own)), (_number(adapter.n, own), rank))
-            shards = ["x" in dict(one.powers) for one in adapter.elements]
+            shards = ["x" in dict(one.powers) for one in (adapter.down, adapter.up)]
             yield from (
-                Matrix(adapter.layer, *size, _cut(rows=split, columns=False))
+                Matrix(adapter.layer, *size, _cut(rows=split, columns=False), adapter.each)
                 for size, split in zip(sizes, shards, strict=True)
             )
 

@@ -19,6 +19,7 @@ from axonn_tune.vocabulary import AdapterType, Tune
 
 Base: TypeAlias = Literal["bf16", "nf4", "int8"]
 Collectives: TypeAlias = Literal["none", "gathered", "exchanged"]
+Sharing: TypeAlias = Literal["shared", "each"]
 Table: TypeAlias = Literal["embedding", "head"]
 
 BASE_BYTES: dict[Base, float] = {
@@ -59,6 +60,10 @@ class Tuning(Document):
         default=False,
         description="Whether blocks that repeat their activations are given inputs with gradients, so that backward "
         "goes down to the embedding; otherwise it ends at the first adapter.",
+    )
+    experts: Sharing = Field(
+        default="shared",
+        description="Adapters of routed experts: one that all experts of a rank share, or each its own.",
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout of adapters' inputs.")
     tables: tuple[Table, ...] = Field(default=(), description="Tables that train: embedding, head.")
@@ -160,6 +165,7 @@ class Tool(Document):
         found += ["--lora-dtype", one.dtype] if one.dtype != self.dtype else []
         settings = {
             "dropout": one.dropout or None,
+            "experts": one.experts if one.experts != "shared" else None,
             "base": one.base if one.base != BASES.get(one.mode, "bf16") else None,
             "tables": f"[{','.join(one.tables)}]" if one.tables else None,
         }

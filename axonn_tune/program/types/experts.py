@@ -208,7 +208,7 @@ class Grouped(Node):
     def adaptable(self, given: LayerInputs) -> Adaptable:
         """All experts of a rank."""
         most = PARTS * rows(given, FULLEST)
-        return Adaptable(Linear(self.layer, self.k, self.n, "", ""), (rows(given), most))
+        return Adaptable(Linear(self.layer, self.k, self.n, "", ""), (rows(given), most), local(given))
 
     @property
     def needs_input(self) -> bool:
@@ -366,6 +366,13 @@ def _each(given: LayerInputs) -> tuple[int, int]:
     return given.own.ups * second, second
 
 
+def trained_each(node: Grouped, given: LayerInputs) -> int:
+    """Elements of one expert that train: of its matrix, or of adapters that it has for itself."""
+    alone = dict.fromkeys(("x", "y", "expert_tensor"), 1.0) | {"H": float(given.own.hidden)}
+    added = (float(size.evaluate(alone)) for one in node.adapters if one.each for size in (one.down, one.up))
+    return node.each * node.trains + int(sum(added))
+
+
 def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit) -> list[Operation]:
     """Gather of the experts of a block over what shards them, where weights are gathered by this unit.
 
@@ -382,9 +389,9 @@ def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit) -> lis
     return gathers
 
 
-def reduce_experts(given: LayerInputs, trained: Iterable[Node], *, unit: GatherUnit) -> list[Operation]:
+def reduce_experts(given: LayerInputs, nodes: Iterable[Node], *, unit: GatherUnit) -> list[Operation]:
     """Reduce-scatter of the gradients of those that train."""
-    each = sum(node.each for node in trained if isinstance(node, Grouped))
+    each = sum(trained_each(node, given) for node in nodes if isinstance(node, Grouped))
     if not each or not given.shards_experts or given.options.gather_unit != unit:
         return []
     return layers.reduce_weight_gradient(EXPERTS, weights(given, each), given)

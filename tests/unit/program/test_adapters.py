@@ -25,21 +25,26 @@ def _adapters(model: Any, mode: Any, tool: str, rank: int, *targets: str) -> int
 
 
 LLAMA_3B = {"layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "head_dim": 128, "ffn": 8192, "vocab": 128256}
-"""Llama 3.2 3B."""
+QWEN_3B = {"layers": 36, "hidden": 2048, "heads": 16, "kv_heads": 2, "head_dim": 128, "ffn": 11008, "vocab": 151936}
+"""Llama 3.2 3B and Qwen2.5-3B."""
 
 
 @pytest.mark.parametrize(
-    ("rank", "targets", "mode", "published"),
+    ("sizes", "rank", "targets", "mode", "published"),
     [
-        (32, ("q_proj", "v_proj"), "lora", 9_175_040),
-        (64, ("q_proj", "v_proj"), "lora", 18_350_080),
-        (10, ("gate_proj", "up_proj", "down_proj"), "lora", 9_461_760),
-        (32, ("q_proj", "v_proj"), "dora", 9_289_728),
+        (LLAMA_3B, 32, ("q_proj", "v_proj"), "lora", 9_175_040),
+        (LLAMA_3B, 64, ("q_proj", "v_proj"), "lora", 18_350_080),
+        (LLAMA_3B, 10, ("gate_proj", "up_proj", "down_proj"), "lora", 9_461_760),
+        (LLAMA_3B, 32, ("q_proj", "v_proj"), "dora", 9_289_728),
+        (QWEN_3B, 16, (), "lora", 3_686_400),
     ],
 )
-def test_parameters_are_those_published(rank: int, targets: tuple[str, ...], mode: str, published: int) -> None:
-    """Guards parts of fused layers: counts of huggingface/peft@5d602fdb, method_comparison/MetaMathQA/results."""
-    model = load_model("llama3-8b").document.model_copy(update=LLAMA_3B)
+def test_parameters_are_those_published(
+    sizes: dict[str, int], rank: int, targets: tuple[str, ...], mode: str, published: int
+) -> None:
+    """Guards parts of fused layers, and what PEFT adapts unasked: counts of huggingface/peft@5d602fdb,
+    method_comparison/MetaMathQA/results and README.md."""
+    model = load_model("llama3-8b").document.model_copy(update=sizes)
     assert _adapters(model, mode, "peft", rank, *targets) == published
 
 
@@ -320,5 +325,38 @@ def test_experts_of_a_rank_share_an_adapter() -> None:
     down = next(step for step in steps if isinstance(step, MatMul) and step.layer == "moe.fc1.lora")
     assert down.flops.evaluate(values) == pytest.approx(2 * 4096 * 8 * 2048 * 8 * values["imbalance"])
     assert not [step for step in program.blocks[0].bucket.operations if step.layer == "experts"]
+    sent = [
+        one for one in program.blocks[-1].backward.operations if isinstance(one, Collective) and one.axis == "expert"
+    ]
+    shared = [one for one in sent if one.layer.endswith("lora")]
+    assert [one.size_bytes.evaluate(values) for one in shared] == [2 * 8 * n for n in (768, 2048, 2048, 1536)]
     named = tuned.tuned(tuning("lora", "torchtitan", rank=8, targets=None, dtype=None))
     assert adapter_parameters(named) == 8 * 48 * (2048 + 32 * 128 + 2 * 4 * 128 + 32 * 128 + 2048)
+
+
+def test_experts_with_an_adapter_each() -> None:
+    """Guards ms-swift's Megatron, and Megatron-Bridge without share_expert_adapters: grouped GEMMs of one adapter an
+    expert, whose states and gradients go with those of experts."""
+    own, workload = find_framework("megatron-core"), Workload(global_batch=8, sequence_length=4096)
+    asked = tuning("lora", own.tuner, rank=8, targets=("linear_fc1", "linear_fc2"), dtype=None)
+    assert asked is not None
+    tuned = load_model("qwen3-30b-a3b").document.tuned(asked.model_copy(update={"experts": "each"}))
+    each = 8 * (2048 + 2 * 768 + 768 + 2048)
+    assert adapter_parameters(tuned) == 48 * 128 * each
+    grid = Grid(data=8, expert=4, expert_tensor=1)
+    program = build_step(tuned, workload, recompute="none", options=own.step)
+    values = symbol_values(tuned, workload, grid, micro_batch=1, options=own.step) | {"kept": 0.0, "held": 48.0}
+    assert values["expert_parameters"] == 48 * 32 * each
+    gemms = [one for one in program.blocks[-1].forward.operations if isinstance(one, MatMul)]
+    down = next(one for one in gemms if one.layer == "moe.fc1.lora")
+    assert down.groups.evaluate(values) == 32
+    assert down.flops.evaluate(values) == pytest.approx(2 * 4096 * 8 * 2048 * 8 * values["imbalance"])
+    assert [step.layer for step in program.blocks[-1].bucket.operations] == ["experts"]
+    held = Counter[str]()
+    for name, size in memory_plan(program).persistent:
+        held[name] += int(size.evaluate(values))
+    assert held["gradients of experts"] == 4 * 48 * 32 * each
+    assert held["optimizer moments of experts"] == 8 * 48 * 32 * each // 2
+    assert held["frozen weights of experts"] == 2 * 48 * 32 * 3 * 2048 * 768
+    sent = (one for one in program.blocks[-1].backward.operations if isinstance(one, Collective))
+    assert not [one for one in sent if one.layer.endswith("lora") and one.axis == "expert"]
