@@ -11,14 +11,15 @@ longer, what the host needs to issue all of them. One of both counts for all blo
 all layers: the longer one of each type would be too much where one type waits for the host and another one does not.
 
 Shares. φ is the most that f_r is of b_r. Where the host takes I, no backward pass is shorter than it computes, so that
-φ = 1 - g / I. Elsewhere it is f / (f + g) of the least: what is longer than that only adds to a chain.
+φ = 1 - g / I. Elsewhere it is f / (f + g) of the least: what is longer than that only adds to a chain. φ is that of
+blocks: what the embedding takes forward beyond that share is taken off the first stage's chains.
 
 One chunk (1F1B). Stage r begins its first backward pass behind N = min(p - r, m) forward passes. The first micro-batch
 goes through all stages and back, W, of which stage r does b_r; stage r then has m - N forward and m - 1 backward passes
 left, none of which is on that way. So T ≥ W + (m - N) f_r + (m - 1) g_r ≥ W + c_r b_r, with c_r = m - 1 - φ (N - 1).
 Messages that overlap are on the way of W alone: 2 (p - 1) of them come to it.
 
-Several chunks, by two chains:
+Several chunks, by three chains:
 
 - Stage r begins once the first micro-batch has gone through the first chunk of the stages before it, and its gradient
   has the same way back behind stage r's last operation: a stage, as many blocks as a part has at least and two
@@ -30,8 +31,14 @@ Several chunks, by two chains:
   as a part has at most, and with the ones that the last chunk has not had. The last gradient's way to the embedding
   follows: T ≥ way_r + (m - p φ) b_r. Both passes of the LM head count to its forward one: the stage that has it does
   p (1 - φ) of them less.
+- From that first backward pass on, a forward and a backward one are a pair, and stage r has (m - p) v + 2 r + 1 - p of
+  these, (m - p) of each chunk in turn: those are (m - p) b_r, and 2 r + 1 - p more of its last chunk, or that many less
+  of its first one where this is negative. The last of these forward passes has its way through the last chunks of the
+  stages behind r, and the last micro-batch its way back through all parts. With the way of the first one through all
+  parts and back through the last chunks behind r that is T ≥ W + (m - p) b_r, with the last chunks of the stages behind
+  r in both directions, and the further pairs. A stage without a pair has W.
 
-φ is that of blocks and embedding. Messages are counted as they are: a stage sends as many forward as it has parts, but
+Messages are counted as they are: a stage sends as many forward as it has parts, but
 for the model's last part, and as many backward, but for the first.
 
 Passes beside each other. A chunk saves s of f + g, each pass by its length. What is left of a forward pass,
@@ -42,12 +49,14 @@ All stages. Chains T ≥ way_r + c_r b_r, each divided by c_r, add up to T Σ 1/
 less than its ends and in each chunk the shortest part.
 
 Parts. Splits that a search compares have no part but the last shorter than `Parts.shortest`, and none longer than
-`Parts.longest`: the splits of what takes least are, but for few, within a layer of the mean.
+`Parts.longest`: the splits of what takes least are, but for few, within a layer of the mean. Of several chunks of a
+stage one may be shorter than the mean, rounded down: `Parts.common`; and the last part.
 
 Blocks that repeat. A chunk of n blocks repeats min(n, k) of them, a concave function of n, which is nowhere below the
-line between its values for the shortest and the longest part. So n blocks in several chunks repeat no less than on that
-line. Of all that repeat no more are of rarer layer types than there are of these. In a stage a block of another type
-may repeat in the place of one of the most frequent type; it is then there as a whole.
+line between its values for `common` and the longest part, if it is between these. One that is shorter is below that
+line by most where it is shortest. So n blocks in several chunks repeat no less than on that line, less what the shorter
+ones may be below it. Of all that repeat no more are of rarer layer types than there are of these. In a stage a block of
+another type may repeat in the place of one of the most frequent type; it is then there as a whole.
 
 Whole layers. In a step T stage r has room for (T - way_r) / c_r less its ends and messages, so for a whole number of
 blocks of the most frequent layer type. Where all stages together have room for fewer than there are, no split takes T:
@@ -170,11 +179,7 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
     waits = every @ issued > every @ (both - saved)
     held = np.where(waits, issued, both)
     more = np.where(waits, np.maximum(issued_s(repeating) - issued, 0.0), again)
-    forward_shares = (
-        1.0 - _share(backward, held),
-        1.0 - _share(again, more),
-        _share(ahead_s, ahead_s + behind_s, nothing=0.0),
-    )
+    forward_shares = 1.0 - _share(backward, held), 1.0 - _share(again, more)
     head_s = paces.run("opening", last, LAST_PART).added_s(forward[last])
     ends_s, computed_s = ahead_s + behind_s + head_s, sum(_column(paces.value("ends", 0, at), rows) for at in range(2))
     # What blocks wait at the ends they do not wait for the host: such a step has what the host issues and the ends
@@ -214,32 +219,50 @@ def _share(part: Floats, whole: Floats, *, nothing: float = 1.0) -> Floats:
 
 class Parts(NamedTuple):
     """Layers that each part of the model but the last has at least, that each one has at most, and that the last one
-    has at least: numbers, or columns of candidates."""
+    has at least; and what all parts of a stage but one, and the last, have at least: numbers, or columns of candidates.
+    """
 
     shortest: Any
     longest: Any
     last: Any
+    common: Any
 
-    def holds(self, parts: Sequence[int]) -> bool:
+    def holds(self, parts: Sequence[int], stages: int) -> bool:
         """Whether a split is within these."""
-        return bool(min(parts[:-1]) >= self.shortest and max(parts) <= self.longest and parts[-1] >= self.last)
+        within = min(parts[:-1]) >= self.shortest and max(parts) <= self.longest and parts[-1] >= self.last
+        return bool(within and _most_short(parts, stages, self.common) <= 1)
 
-    def repeats(self, blocks: Floats | int, parts: Floats | int, repeated: Integers, low: Integers | int) -> Floats:
-        """Least number of blocks that repeat of some blocks in so many parts, `repeated` of each or all that it has;
-        low: blocks of the shortest part."""
-        fewest, most = np.minimum(repeated, low), np.minimum(repeated, self.longest)
-        found: Floats = parts * fewest + (blocks - parts * low) * (most - fewest) / np.maximum(self.longest - low, 1)
-        return found
+    def repeats(self, repeated: Integers) -> tuple[Floats, Floats, Floats, Floats]:
+        """Least number of blocks that repeat of some blocks, `repeated` of each part or all that it has: of each part,
+        of each block, and what the one shorter part of a stage, and the last one, have less than that."""
+        fewest, most = np.minimum(repeated, self.common), np.minimum(repeated, self.longest)
+        slope = (most - fewest) / np.maximum(self.longest - self.common, 1)
+        each = fewest - slope * self.common
+        short, last = (each + slope * one - np.minimum(repeated, one) for one in (self.shortest, self.least_last))
+        return each, slope, short, last
+
+    @property
+    def least_last(self) -> Any:  # noqa: ANN401 - a number or column
+        """Layers that the last part has at least, and none of the others less."""
+        return np.minimum(self.shortest, self.last)
+
+
+def _most_short(parts: Sequence[int], stages: int, layers: int) -> int:
+    """Most parts of a stage, but for the last part, that have fewer layers."""
+    short = [one < layers for one in parts[:-1]]
+    return max(sum(short[stage::stages]) for stage in range(stages))
 
 
 def parts_within(own: Sequence[int], stages: int, *, searched: bool, alike: bool) -> Parts:
     """Limits of the splits that a search compares; own: the framework's; searched: whether there are others; alike:
     whether all layers are of one type."""
     if not searched:
-        return Parts(min(own[:-1]), max(own), own[-1])
+        return Parts(min(own[:-1]), max(own), own[-1], min(own[:-1]))
     mean, one_chunk = sum(own) / len(own), len(own) == stages
-    shortest, longest = (1, 2) if one_chunk else (max(1, int(mean) - 1), 1 if alike else 2)
-    return Parts(min(shortest, *own), max(longest * math.ceil(mean) + 1, *own), min(1, own[-1]))
+    least, most = (1, 2) if one_chunk else (max(1, int(mean) - 1), 1 if alike else 2)
+    shortest = min(least, *own)
+    common = shortest if one_chunk or _most_short(own, stages, int(mean)) > 1 else int(mean)
+    return Parts(shortest, max(most * math.ceil(mean) + 1, *own), min(1, own[-1]), common)
 
 
 class Shape(NamedTuple):
@@ -277,8 +300,10 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
     block = layers.block_s(1.0 if shape.single else np.minimum(m, p) / m)
     ends_s, last = layers.ahead_s + layers.behind_s, stage == p - 1
     messages = blocking * (2.0 * several - (stage == 0) - last) * shape.send_s
-    # What a forward pass sends less than its share of both.
+    # What a forward pass sends or embeds less than its share of both.
+    embedded = layers.forward_share * ends_s - layers.ahead_s
     unsent = layers.forward_share * messages - blocking * (several - last) * shape.send_s
+    unsent = unsent + np.where(stage == 0, np.minimum(embedded, 0.0), 0.0)
     beside = np.where(stage == 0, ends_s, 0.0) + messages
     beside = beside + last * (layers.head_s + layers.predicting @ block)
     fewest = several * parts.shortest - last * (parts.shortest - parts.last)
@@ -326,7 +351,16 @@ def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats, *,
     # Both passes of the LM head go with a forward pass.
     before = before + last * (p * (1.0 - layers.forward_share) - fewer * layers.least_share) * layers.head_s
     times = np.broadcast_to(np.maximum(m - p * layers.forward_share, 1e-12), way.shape)
-    return [*chains, (turned + drained - before + p * unsent, times)]
+    chains.append((turned + drained - before + p * unsent, times))
+    through = layers.whole_s(0.0) + _repeated_s(layers.again_s, layers, shape) + 2.0 * (p * shape.chunks - 1.0) * send_s
+    each_s, head_s = layers.forward_s[used].min(axis=0) + backward_s, layers.least_share * layers.head_s
+    later = (p - 2.0 - stage) * (parts.shortest * each_s + 2.0 * send_s) + parts.last * each_s + head_s + send_s
+    longest_s = parts.longest * (layers.both_s + layers.again_s)[used].max(axis=0) + np.where(stage, 0.0, ends_s[-1])
+    last_s = np.where(last, parts.last * each_s + head_s, parts.shortest * each_s)
+    pairs = fewer * (last_s + blocking * send_s) - more * (longest_s + 2.0 * blocking * send_s)
+    # Without a pair the first micro-batch has its way alone.
+    beside = np.where((m > p) | (beyond < 0.0), np.where(last, 0.0, later) + pairs, 0.0)
+    return [*chains, (through + beside, np.broadcast_to(np.maximum(m - p, 1e-12), way.shape))]
 
 
 _HALVINGS = 10
@@ -336,10 +370,9 @@ _HALVINGS = 10
 def _repeated_s(each_s: Floats, layers: Layers, shape: Shape) -> Floats:
     """What all repeated blocks of the model take more at least, s, given each of a layer type: the rarer types may have
     as many of them as they have blocks."""
-    decoder, parts = layers.counts - layers.predicting, shape.parts
-    last, others = np.minimum(parts.shortest, parts.last), shape.stages * shape.several - 1.0
-    repeats = parts.repeats(decoder.sum() - last, others, shape.repeated, parts.shortest)
-    repeats, most = repeats + np.minimum(shape.repeated, last), int(decoder.argmax())
+    decoder, (each, slope, short, last) = layers.counts - layers.predicting, shape.parts.repeats(shape.repeated)
+    repeats = shape.stages * (shape.several * each - short) - last + slope * decoder.sum()
+    most = int(decoder.argmax())
     rarer = np.minimum(decoder.sum() - decoder[most], repeats)
     found: Floats = rarer * each_s[decoder > 0].min(axis=0) + (repeats - rarer) * each_s[most]
     return found
@@ -354,9 +387,9 @@ def _of_whole_layers(
     # Another block that repeats in the place of one of these is there as a whole.
     others = [block[one] + layers.again_s[one] for one in np.flatnonzero(decoder > 0).tolist() if one != most]
     again_s = np.minimum.reduce([layers.again_s[most], *others])
-    low = np.where(stage == shape.stages - 1, np.minimum(parts.shortest, parts.last), parts.shortest)
-    none = parts.repeats(0, chunks, shape.repeated, low)
-    each_s = block[most] + again_s * (parts.repeats(1, chunks, shape.repeated, low) - none)
+    each, slope, short, last = parts.repeats(shape.repeated)
+    none = chunks * each - short - np.where(stage == shape.stages - 1, last, 0.0)
+    each_s = block[most] + again_s * slope
 
     def room(step_s: Floats) -> Floats:
         left_s = np.minimum.reduce([(step_s - way) / times - beside for way, times in chains])

@@ -41,8 +41,8 @@ _FIRST = 256
 
 _PROBED = 256
 """Candidates whose splits are bounded early, after each batch of pairs, to price the most promising ones."""
-_MOST = 1024
-"""Candidates whose splits are bounded at once, at most."""
+_MOST = 128
+"""Candidates whose splits are bounded at once, at most: after these the limit may be lower."""
 _ANY, _SPLIT, _WHOLE = range(3)
 """Levels of bounds: of all splits, of one by chains of its schedule, of its whole schedule."""
 

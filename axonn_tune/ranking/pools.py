@@ -237,7 +237,7 @@ class Unsplit:
                 whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
                 found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
                 continue
-            cut, parts = None, Parts(0, model.layers, 0)
+            cut, parts = None, Parts(0, model.layers, 0, 0)
             if chunks is not None:
                 cut, parts = chunks[at], _parts(self.problem, stages, chunks[at])
             shape = Shape(stages, cut, batches, self.repeated[own], parts, self.sends_s[own])
@@ -264,9 +264,9 @@ def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
     searched, alike = problem.splits, len(problem.model.decoder_runs) == 1
     own = [parts_of(problem, stages, one, problem.parts) for one in numbers.tolist()]
     limits = np.array([parts_within(one, stages, searched=searched, alike=alike) for one in own])
-    shortest, longest, last = limits[number].T
+    shortest, longest, last, common = limits[number].T
     # Where it is not in the last part, multi-token prediction counts to the blocks of its part.
-    return Parts(shortest, longest + problem.model.mtp_layers * (problem.mtp_part is not None), last)
+    return Parts(shortest, longest + problem.model.mtp_layers * (problem.mtp_part is not None), last, common)
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:

@@ -314,7 +314,8 @@ def _known(
     whole = np.diff(np.searchsorted(reached, np.cumsum(own)), prepend=0).tolist()
     found = splits_of(groups, ends, tuple(whole), stages, batches)
     within = parts_within(own, stages, searched=True, alike=len(runs) == 1)
-    return tuple(filter(within.holds, (tuple(np.diff(reached[np.cumsum(one)], prepend=0).tolist()) for one in found)))
+    cut = (tuple(np.diff(reached[np.cumsum(one)], prepend=0).tolist()) for one in found)
+    return tuple(one for one in cut if within.holds(one, stages))
 
 
 def part_s(parts: Sequence[int] | Integers, layer_s: Floats, ends_s: tuple[float, float]) -> Floats:
