@@ -49,23 +49,9 @@ class StageRows:
         """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, how many with
         activations held together, and how many others the chunk has that has fewest of them, `[shapes of pipelines, k,
         layer types]`."""
-        blocks, together = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
-        others = np.full_like(blocks, np.inf)
-        firsts = dict[Contents, Floats]()
-        for number, chunks in enumerate(self.chunks):
-            alike = dict[Contents, list[int]]()
-            for contents, held in chunks:
-                alike.setdefault(contents, []).append(held)
-            for contents, each in alike.items():
-                if contents not in firsts:
-                    of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
-                    counts = np.zeros((blocks.shape[1], self.types))
-                    counts[1 : len(of_type) + 1] = of_type[:, None] == np.arange(self.types)
-                    firsts[contents] = counts.cumsum(axis=0)
-                first = firsts[contents]
-                blocks[number] += len(each) * first
-                together[number] += sum(each) * first
-                others[number] = np.minimum(others[number], first[-1] - first)
+        width = int(self.most.max(initial=0)) + 1
+        each = [_first_of(chunks, width, self.types) for chunks in self.chunks]
+        blocks, together, others = np.array(each).reshape(-1, 3, width, self.types).swapaxes(0, 1)
         return blocks, together, others
 
     def taken(self, rows: Integers) -> StageRows:
@@ -397,6 +383,25 @@ def _stage_chunks(
         return tuple(zip(each[stage], held, strict=True))
 
     return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
+
+
+@lru_cache(maxsize=4096)
+def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
+    """Of the first k blocks of each chunk of a stage, as of `StageRows`, `[3, k, layer types]`."""
+    blocks, together, others = found = np.zeros((3, width, types))
+    others += np.inf
+    alike = dict[Contents, list[int]]()
+    for contents, held in chunks:
+        alike.setdefault(contents, []).append(held)
+    for contents, each in alike.items():
+        of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
+        first = np.zeros((width, types))
+        first[1 : len(of_type) + 1] = of_type[:, None] == np.arange(types)
+        first = first.cumsum(axis=0)
+        blocks += len(each) * first
+        together += sum(each) * first
+        np.minimum(others, first[-1] - first, out=others)
+    return found
 
 
 def _taken(value: Value, rows: Integers) -> Value:

@@ -21,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise, product
+from operator import sub
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -406,7 +407,9 @@ class _Row:
         whole = self._until[-1] + sum(more for _, more in self._parts)
         # No less than the mean, but for rounding.
         low = (1.0 - 1e-9) * whole / sum(1.0 / times for times, _ in self._parts)
-        high = self._filled(np.inf)[0]
+        # Parts of the mean and one more layer hold all, but where ends are long.
+        near = low + max(times for times, _ in self._parts) * max(map(sub, self._until[1:], self._until))
+        high = min(self._filled(near)[0], self._filled(np.inf)[0])
         while low < high:
             most, beyond = self._filled(min((low + high) / 2.0, math.nextafter(high, 0.0)))
             low, high = (low, most) if most < np.inf else (beyond, high)
@@ -494,26 +497,48 @@ class _Row:
 def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: int, alike: float) -> list[int]:
     """Where each chunk of all stages begins, and the last one ends, so that the sum over chunks of the least that their
     slowest stage can take is least."""
-    plain, rest, inner = _inner(tuple(layer_s.tolist()), stages)
+    given = tuple(layer_s.tolist()), ends_s, stages, alike
+    last_s, more_s = _chunk_costs(*given)[2]
+    cuts = [len(layer_s)]
+    at = int((_reached(*given, chunks - 1)[0] + last_s + more_s).argmin())
+    for number in range(chunks - 1, 0, -1):
+        cuts.append(at)
+        at = int(_reached(*given, number)[1][at])
+    return [0, *reversed(cuts)]
+
+
+@lru_cache(maxsize=1024)
+def _reached(
+    layers: tuple[float, ...], ends_s: tuple[float, float], stages: int, alike: float, chunks: int
+) -> tuple[Floats, Integers]:
+    """The least sum of the first chunks up to each place, none of them the last, and where the last of these begins."""
+    given = layers, ends_s, stages, alike
+    chunk_s, more_s = _chunk_costs(*given)[min(chunks - 1, 1)]
+    if chunks == 1:
+        return chunk_s + more_s, np.zeros(len(layers) + 1, dtype=np.int64)
+    found = _reached(*given, chunks - 1)[0][:, None] + chunk_s
+    found += more_s
+    starts = found.argmin(axis=0)
+    return np.take_along_axis(found, starts[None], axis=0)[0], starts
+
+
+@lru_cache(maxsize=64)
+def _chunk_costs(
+    layers: tuple[float, ...], ends_s: tuple[float, float], stages: int, alike: float
+) -> tuple[tuple[Floats, Floats], ...]:
+    """The slowest stage of the first chunk by its end, of any chunk between, `[start, end]`, and of the last by its
+    start; each with what its square counts."""
+    plain, rest, inner = _inner(layers, stages)
     first, last = plain[:1] + ends_s[0], plain[:, -1:] + ends_s[1]
     ahead, behind = np.maximum(first.T, rest).min(axis=0), np.maximum(rest, last.T).min(axis=1)
-    slowest = [ahead[None], *[inner] * (chunks - 2), behind[:, None]]
     places = np.arange(len(plain))
-    filled = plain if alike > 1.0 else (places - places[:, None]) * float(layer_s.max())
-    whole = stages * float(layer_s.sum())
-    uneven = [alike * all_s**2 / whole for all_s in (filled[:1] + ends_s[0], filled, filled[:, -1:] + ends_s[1])]
-    every = [uneven[0], *uneven[1:2] * (chunks - 2), uneven[2]]
-    total, starts = np.zeros(1), list[Integers]()
-    for chunk_s, more_s in zip(slowest, every, strict=True):
-        found = total[:, None] + chunk_s
-        found += more_s
-        starts.append(found.argmin(axis=0))
-        total = np.take_along_axis(found, starts[-1][None], axis=0)[0]
-    cuts, at = [len(layer_s)], 0
-    for start in reversed(starts[1:]):
-        at = int(start[at])
-        cuts.append(at)
-    return [0, *reversed(cuts)]
+    filled = plain if alike > 1.0 else (places - places[:, None]) * max(layers)
+    whole = stages * float(np.sum(layers))
+    every = (filled[0] + ends_s[0], filled, filled[:, -1] + ends_s[1])
+    return tuple(
+        (chunk_s, np.asarray(alike * all_s**2 / whole))
+        for chunk_s, all_s in zip((ahead, inner, behind), every, strict=True)
+    )
 
 
 @lru_cache(maxsize=64)
