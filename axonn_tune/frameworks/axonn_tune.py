@@ -21,6 +21,7 @@ AXONN_TUNE = Framework(
         expert_shards=("z",),
         expert_replicas=("data",),
         selective=("attention.core", "attention.gate", "attention.norm", "mlp.norm", "mlp.activation"),
+        muon_tp_mode="in_turn",
         muon_gathered=True,
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),

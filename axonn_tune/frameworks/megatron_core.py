@@ -532,10 +532,8 @@ def _check_optimizer(run: Run) -> None:
     mode = run.step.muon_tp_mode
     if run.step.optimizer != "muon":
         return
-    if mode == "layer_sharded":
-        raise run.cannot(
-            "step.muon_tp_mode = layer_sharded", "no release has it (NVIDIA/Megatron-LM pull request 6683)"
-        )
+    if mode in ("layer_sharded", "in_turn"):
+        raise run.cannot(f"step.muon_tp_mode = {mode}", "no release has it (NVIDIA/Megatron-LM pull request 6683)")
     if _shards(run) and mode != "duplicated":
         instead = "0.19.2 gathers its shards in every mode: ask for --set step.muon_tp_mode=duplicated"
         raise run.cannot(f"GTP with step.muon_tp_mode = {mode}", instead)

@@ -204,7 +204,7 @@ class GradientOptions:
     whole_gradient_bytes: int = _limited(0, 0, 4)
 
 
-_TP_MODES = ("duplicated", "distributed", "blockwise", "layer_sharded")
+_TP_MODES = ("duplicated", "distributed", "blockwise", "layer_sharded", "in_turn")
 _FORMS = ("standard", "gram")
 
 
@@ -213,7 +213,8 @@ class OptimizerOptions:
     """Of the optimizer (`frameworks.optimizers`), and of one that orthogonalizes whole matrices.
 
     muon_tp_mode: how ranks that have shards of a matrix do it. Each gathers it and iterates on all of it; on its
-    shard, with sums of Gram matrices; on its shard as if that were all; or one rank in turn takes a whole matrix.
+    shard, with sums of Gram matrices; on its shard as if that were all; or one rank in turn takes a whole matrix, over
+    all shards, or over z alone of what it gathers over the others.
     muon_num_ns_steps: iterations. muon_form: each with the matrix, or on its Gram matrix with one restart.
     muon_batched: matrices of one shape in one launch. muon_apart_gate: gate and up projections are two matrices.
     muon_cut: states are split by elements, so that all ranks with a part of a matrix iterate on it. muon_gathered: they

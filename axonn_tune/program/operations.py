@@ -68,7 +68,20 @@ CANDIDATE_SYMBOLS = (
     *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters", "frozen_tables"),
     *("seen", "longest"),
     *("elementwise", "orthogonal", "orthogonal_experts", "small", "large", "entries", "owned", "updated"),
-    *("gathers_x", "gathers_y", "gathers_z", "grams_x", "grams_z", "products", "squares", "applied"),
+    *(
+        "gathers_x",
+        "gathers_y",
+        "gathers_z",
+        "turns",
+        "last",
+        "left",
+        "at_once",
+        "grams_x",
+        "grams_z",
+        "products",
+        "squares",
+        "applied",
+    ),
 )
 """What differs between candidates.
 
@@ -91,7 +104,8 @@ elementwise: elements of `parameters` that an optimizer of whole matrices leaves
 orthogonal_experts: of the others those with states on the rank that has most. Of each matrix of a block
 (`program.whole`) entries: its elements; small, large: sides of what a rank iterates on; owned, updated: matrices that
 it iterates on, and whose states it has a shard of; gathers_*, grams_*: gathers of matrices and sums of Gram matrices
-over x and over z; products, squares, applied: GEMMs of a matrix, X·Xᵀ, of s × s matrices, and of such a one with X.
+over an axis; turns, last: exchanges of as many matrices as ranks, and of those that are `left`; at_once: in one;
+products, squares, applied: GEMMs of a matrix, X·Xᵀ, of s × s matrices, and of such a one with X.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -13,10 +13,10 @@ layer_wise_optimizer.py; of Gram matrices deepspeedai/DeepSpeed@edaa7221, runtim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from axonn_tune.program.block import block_nodes
 from axonn_tune.program.count import type_constants
 from axonn_tune.program.inputs import EXPERTS, LayerInputs, Y, suffixes
 from axonn_tune.program.nodes import Gemm
-from axonn_tune.program.operations import ONCE, Collective, Kernel, MatMul, Operation, Size, Value, symbol
+from axonn_tune.program.operations import ONCE, Collective, Kernel, MatMul, Operation, OpKind, Size, Value, symbol
 from axonn_tune.program.types.experts import Grouped
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ELEMENT_SIZES
@@ -138,6 +138,10 @@ class Work(NamedTuple):
     gathers_x: float = 0.0
     gathers_y: float = 0.0
     gathers_z: float = 0.0
+    turns: float = 0.0
+    last: float = 0.0
+    left: float = 0.0
+    at_once: float = 0.0
     grams_x: float = 0.0
     grams_z: float = 0.0
     products: float = 0.0
@@ -165,11 +169,19 @@ def work_of(
     every = 1 if options.muon_gathered else replicas
     updated = (_touched if options.muon_cut else _packed)(counts, every)
     owned = _packed(counts, replicas * x * z) if options.muon_tp_mode == "layer_sharded" else updated
+    owned = _in_turn(counts, z) if options.muon_tp_mode == "in_turn" else owned
     cost = np.array([matrix.cost for matrix, _ in counts])
     most, first = (found[:, np.argmax(cost @ found)] for found in (updated, owned))
     found = [
-        _work(matrix, options, x=x if matrix.cut else 1, y=y, z=z, owned=float(own), updated=states * every / replicas)
-        for (matrix, _), own, states in zip(counts, first, most, strict=True)
+        _work(
+            *(matrix, options, count),
+            x=x if matrix.cut else 1,
+            y=y,
+            z=z,
+            owned=float(own),
+            updated=states * every / replicas,
+        )
+        for (matrix, count), own, states in zip(counts, first, most, strict=True)
     ]
     local = np.array([matrix.elements / (y * z * (x if matrix.cut else 1)) for matrix, _ in counts])
     if by_elements:
@@ -177,8 +189,16 @@ def work_of(
     return tuple(found), float((local @ updated).max())
 
 
-def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, y: int, z: int, owned: float, updated: float) -> Work:
-    """Of one kind, which x ranks split."""
+def _in_turn(counts: Counted, ranks: int) -> NDArray[np.int64]:
+    """The same where ranks take them in turn, each kind from where the one before has ended."""
+    ends = np.cumsum([0, *(count for _, count in counts)])
+    return np.stack([np.bincount(np.arange(begin, end) % ranks, minlength=ranks) for begin, end in pairwise(ends)])
+
+
+def _work(
+    matrix: Matrix, options: OptimizerOptions, count: int, *, x: int, y: int, z: int, owned: float, updated: float
+) -> Work:
+    """Of so many of one kind, which x ranks split."""
     rows, columns, mode = matrix.rows, matrix.columns, options.muon_tp_mode
     counts = gemms(options.muon_form, options.muon_num_ns_steps, square=rows == columns)
     found = Work(0.0, 0.0, matrix.elements, owned, updated, **dict(zip(_GEMMS, map(float, counts), strict=True)))
@@ -198,6 +218,14 @@ def _work(matrix: Matrix, options: OptimizerOptions, *, x: int, y: int, z: int, 
     elif mode == "duplicated":
         calls = {f"gathers_{axis}": owned * (size > 1) for axis, size in (("x", x), ("y", y), ("z", z))}
         found = found._replace(**calls)
+    elif mode == "in_turn":
+        turns, left = divmod(count, z)
+        every = float(turns + (left > 0))
+        found = found._replace(gathers_x=every * (x > 1), gathers_y=every * (y > 1))
+        last = 2.0 * (left > 0)
+        found = found._replace(
+            turns=2.0 * turns * (z > 1), last=last, left=float(left), at_once=min(count, z) * (z > 1.0)
+        )
     return found._replace(small=min(rows, columns), large=max(rows, columns))
 
 
@@ -316,17 +344,23 @@ def whole_operations(given: LayerInputs, *, written: float) -> Iterator[Operatio
 
 
 def live_matrices(given: LayerInputs) -> Iterator[tuple[tuple[str, Size], ...]]:
-    """What the bundled runtime holds of each matrix in turn: momenta of its bucket as they are updated, and the matrix
-    before and after the cast to the compute type, or before and after a step with its Gram matrix and their product."""
+    """What the bundled runtime holds while it updates: momenta of a bucket that are gathered over data; shards of
+    matrices that ranks take in turn, with its own one; that before and after the cast to the compute type, or before
+    and after a step with its Gram matrix and their product."""
     main, compute = float(given.elements.main), float(given.elements.compute)
     types = matrices_of(given.model, sequence_parallel=given.options.sequence_parallel, apart_gate=False)
     for several, of in zip(types, suffixes(given.model), strict=True):
         for number, matrix in enumerate(several):
             small, entries = symbol(f"small.{number}{of}"), symbol(f"entries.{number}{of}")
             bucket = symbol(f"{'expert' if matrix.routed else 'block'}_bucket{of}")
-            momenta = "momenta", main * bucket
-            yield momenta, ("whole matrix", (main + compute * (main != compute)) * entries)
-            yield momenta, ("whole matrix", 2.0 * compute * entries), ("Gram matrices", 2.0 * compute * small * small)
+            if given.sharded:
+                yield (("momenta", main * bucket),)
+            shards = given.sharding(EXPERTS if matrix.routed else "")[1]
+            own = entries / ((symbol("x") if matrix.cut else ONCE) * Y)
+            at_once = main * symbol(f"at_once.{number}{of}") / shards * own
+            yield ("momenta", at_once), ("whole matrix", main * own)
+            yield (("whole matrix", (main + compute * (main != compute)) * entries),)
+            yield ("whole matrix", 2.0 * compute * entries), ("Gram matrices", 2.0 * compute * small * small)
 
 
 def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, written: float) -> Iterator[Operation]:
@@ -339,16 +373,10 @@ def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, writ
     small, large, owned, updated, entries = map(of, ("small", "large", "owned", "updated", "entries"))
     split = "expert_tensor" if matrix.routed and options.sequence_parallel else "x"
     shard_axes, shards = given.sharding(EXPERTS if matrix.routed else "")
-    cut, one, mode = symbol(split) if matrix.cut else ONCE, ONCE, options.muon_tp_mode
-    momentum = float(given.elements.main)
+    cut, one = symbol(split) if matrix.cut else ONCE, ONCE
     local, sent = entries / (cut * Y * shards), [(shard_axes, "z"), *([(split, "x")] if matrix.cut else [])]
-    if mode == "layer_sharded":
-        for axis, _ in sent:
-            yield Collective("all_to_all", axis, "step", layer, momentum * local * updated, calls=2.0 * one)
-    elif mode != "blockwise":
-        size = {"z": entries / (cut * Y), "y": entries / cut, "x": entries / (shards if mode == "distributed" else one)}
-        for axis, name in [*sent[:1], *([("y", "y")] if mode == "duplicated" else []), *sent[1:]]:
-            yield Collective("all_gather", axis, "step", layer, momentum * size[name], calls=of(f"gathers_{name}"))
+    for kind, axis, size, calls in _momenta_sent(options.muon_tp_mode, of, local, cut, shards, dict(sent)):
+        yield Collective(kind, axis, "step", layer, float(given.elements.main) * size, calls=calls)
     for size_bytes, launches, times in (
         ((whole.update_bytes + written) * local, whole.update_kernels, updated),
         (whole.around_bytes * small * large, whole.around_kernels, owned),
@@ -360,6 +388,32 @@ def _operations(given: LayerInputs, matrix: Matrix, key: str, whole: Whole, writ
     yield gemm(small, small, large, "NT", calls * of("products"))
     yield gemm(small, small, small, "NN", calls * of("squares"))
     yield gemm(small, large, small, "NN", calls * of("applied"))
-    if mode == "distributed":
+    if options.muon_tp_mode == "distributed":
         for axis, name in sent:
             yield Collective("all_reduce", axis, "step", layer, _GRAM * small * small, calls=of(f"grams_{name}"))
+
+
+def _momenta_sent(
+    mode: str, of: Callable[[str], Size], local: Size, cut: Size, shards: Size, sent: Mapping[str, str]
+) -> Iterator[tuple[OpKind, str, Size, Size]]:
+    """Collectives of a mode before, or around, the iteration: over which axes, elements and calls.
+
+    local: elements of a shard; cut, shards: ranks that split a matrix over x and over z; sent: axes with shards, and
+    whether they are x or z.
+    """
+    shard_axes, entries = next(iter(sent)), of("entries")
+    if mode == "in_turn":
+        # As many matrices of a kind as ranks, then those that are left.
+        yield "all_to_all", shard_axes, local * shards, of("turns")
+        yield "all_to_all", shard_axes, local * of("left"), of("last")
+    if mode == "layer_sharded":
+        yield from (("all_to_all", axis, local * of("updated"), 2.0 * ONCE) for axis in sent)
+    elif mode != "blockwise":
+        size = {
+            "z": entries / (cut * Y),
+            "y": entries / cut,
+            "x": entries / (shards if mode == "distributed" else ONCE),
+        }
+        over_y = {"y": "y"} if mode != "distributed" else {}
+        for axis, name in {shard_axes: sent[shard_axes], **over_y, **sent}.items():
+            yield "all_gather", axis, size[name], of(f"gathers_{name}")

@@ -175,6 +175,22 @@ class Communicator:
         work = dist.all_to_all_single(result, rows, received, sent, group=group, async_op=True)
         return CollectiveHandle(result, work, sent=rows, call=call)
 
+    def pass_shards(
+        self, rows: torch.Tensor, counts: tuple[list[int], list[int]], axis: str, layer: str, *, whole: int
+    ) -> CollectiveHandle:
+        """Rows to ranks of a group, as many to each and from each as `counts` say; those that come, in rank order.
+
+        Some of the ranks get shards from all, or send some to all; whole: shards' rows that each rank has on one side.
+        """
+        group, (sent, received) = self.mesh.groups[axis], counts
+        if group is None:
+            return CollectiveHandle(rows, None)
+        rows, size_bytes = rows.contiguous(), whole * math.prod(rows.shape[1:]) * rows.itemsize
+        call = self._record(LedgerEntry("all_to_all", axis, "step", layer, size_bytes), group)
+        result = rows.new_empty((sum(received), *rows.shape[1:]))
+        work = dist.all_to_all_single(result, rows, received, sent, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=rows, call=call)
+
     def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
         """Send an activation (F) or a gradient (B) to the stage that needs it next."""
         edge, tensor = self.mesh.sends[kind], tensor.contiguous()

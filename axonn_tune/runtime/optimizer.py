@@ -24,8 +24,8 @@ from axonn_tune.program.whole import LAYER
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.orthogonal import orthogonalize_
-from axonn_tune.runtime.parameters import Bucket, Matrix, Parameter, ParameterStore, Vector, views_of
+from axonn_tune.runtime.orthogonal import Orthogonalizer
+from axonn_tune.runtime.parameters import Bucket, Matrix, Parameter, ParameterStore, Vector
 from axonn_tune.specs import launch
 
 
@@ -54,10 +54,10 @@ def replicas(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
     return bucket.copies * prod(mesh.size(axis) for axis in axes_of_ranks(split) if axis not in split)
 
 
-def nesterov(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
+def nesterov_(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
     """The gradient on its way to its running mean, which takes it in (torch.optim.Muon)."""
     momentum.lerp_(gradient, 1.0 - options.momentum)
-    return gradient.lerp(momentum, options.momentum)
+    return gradient.lerp_(momentum, options.momentum)
 
 
 def heavy_ball(gradient: torch.Tensor, momentum: torch.Tensor, options: launch.Optimizer) -> torch.Tensor:
@@ -163,17 +163,19 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def update_matrices(self, *, rate: float) -> None:
-        """Update what is taken as wholes: by orthogonalized momenta, of which each rank gathers all."""
+        """Update what is taken as wholes: by orthogonalized momenta, which take the place of gradients."""
         options, communicator = self._options, self._communicator
-        for bucket in (one for one in self.buckets if one.rule == MUON):
-            update = nesterov(bucket.own_gradient, bucket.states[0], options)
+        buckets = [one for one in self.buckets if one.rule == MUON]
+        for bucket in buckets:
+            momentum = nesterov_(bucket.own_gradient, bucket.states[0], options)
             if bucket.split:
-                update = communicator.all_gather(update, bucket.axes, "step", f"{LAYER}.{bucket.layer}").wait()
-            for one, part in zip(bucket.parameters, views_of(update, bucket.parameters), strict=True):
-                assert isinstance(one, Matrix), "vectors are in a bucket of their own"
-                orthogonalize_(part, one, communicator, iterations=options.iterations, compute=self._compute)
-            own = update[bucket.own.start : bucket.own.stop] if bucket.split else update
-            bucket.master.mul_(1.0 - rate * options.weight_decay).sub_(own, alpha=rate)
+                whole = communicator.all_gather(momentum, bucket.axes, "step", f"{LAYER}.{bucket.layer}").wait()
+                bucket.gradient.copy_(whole)
+                del whole
+        matrices = [one for bucket in buckets for one in bucket.parameters if isinstance(one, Matrix)]
+        Orthogonalizer(communicator, options.iterations, self._compute).run(matrices)
+        for bucket in buckets:
+            bucket.master.mul_(1.0 - rate * options.weight_decay).sub_(bucket.own_gradient, alpha=rate)
 
     def _by_adamw(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
         """By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start."""

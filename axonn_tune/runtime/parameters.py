@@ -7,6 +7,7 @@ and replicated over the others. Buckets make parameters contiguous that are redu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -27,9 +28,9 @@ class Matrix:
 
     name: the same on every grid; rows beyond `real_rows` are padding and stay zero; split_axes: axes over which ranks
     hold different elements; shard_axis: that of them over which the weight is gathered; gathered_rows: its rows then;
-    column_axes: axes that split columns; parts: columns of this shard that an optimizer takes for a matrix each;
     row_range, column_range: those of the shard itself; value: the shard in the master type, or in the compute type if
-    master weights are sharded over data.
+    master weights are sharded over data. column_axes: axes that split columns; parts: columns of this shard that an
+    optimizer takes for a matrix each; of: blocks that have it, where there are several kinds.
     """
 
     name: str
@@ -44,6 +45,12 @@ class Matrix:
     gradient: torch.Tensor
     column_axes: tuple[str, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
+    of: str = ""
+
+    @property
+    def layer(self) -> str:
+        """What the program calls the layer, in a block of its kind."""
+        return re.sub(r"^blocks\.\d+\.|experts\.\d+\.|\.weight$", "", self.name)
 
 
 @dataclass

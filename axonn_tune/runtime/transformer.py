@@ -619,7 +619,7 @@ class Transformer:
 
         def each(of: str, shape: tuple[int, int], *, transposed: bool) -> list[Matrix]:
             names = (f"{name}.moe.experts.{expert}.{of}" for expert in mine)
-            return [self._matrix(one, shape, transposed=transposed, shard_axis="expert_z") for one in names]
+            return [self._matrix(one, shape, prefix, transposed=transposed, shard_axis="expert_z") for one in names]
 
         weights, bias = (each("fc1", up, transposed=False), each("fc2", down, transposed=True)), None
         if given.score_bias:
@@ -629,7 +629,9 @@ class Transformer:
         return ExpertBranch(
             norm=norm,
             given=given,
-            router=Router(f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count)), bias),
+            router=Router(
+                f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count), prefix), bias
+            ),
             experts=ExpertWeights(f"{prefix}{EXPERTS}", *weights),
             shared=shared,
             local=activation(self.settings, gated=layer.gated, varying=varying),
@@ -661,14 +663,16 @@ class Transformer:
     ) -> ParallelLinear:
         """A linear layer; prefix: before its name in the program."""
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
-        weight, name = self._matrix(f"{block}.{layer}", shape, transposed=transposed), f"{block}.{layer}.bias"
+        weight, name = self._matrix(f"{block}.{layer}", shape, prefix, transposed=transposed), f"{block}.{layer}.bias"
         bias = self.store.vector(name, shape[1], column_axis, value=0.0) if self.model.biases else None
         return ParallelLinear(prefix + layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
 
-    def _matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False, shard_axis: str = "z") -> Matrix:
+    def _matrix(
+        self, name: str, shape: tuple[int, int], of: str, *, transposed: bool = False, shard_axis: str = "z"
+    ) -> Matrix:
         """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
-        return self.store.matrix(
+        made = self.store.matrix(
             f"{name}.weight",
             *shape,
             row_axes=(row_axis,),
@@ -677,6 +681,8 @@ class Transformer:
             deviation=DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION,
             shard_axis=shard_axis,
         )
+        made.of = of
+        return made
 
 
 def _turned(layer: Layer) -> tuple[int, float]:

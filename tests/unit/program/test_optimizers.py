@@ -101,6 +101,19 @@ def test_modes_of_shards_by_hand() -> None:
     sharded = OptimizerOptions(muon_tp_mode="layer_sharded")
     (turn,), states = work_of(((TALL, 8),), sharded, x=4, z=1, replicas=1)
     assert (turn.owned, turn.updated, states) == (2.0, 8.0, 8 * 1024 * 1024)
+    # Ten of one kind, then three of another from the third rank on, on four ranks of z; x and y gather.
+    bundled = replace(sharded, muon_tp_mode="in_turn", muon_gathered=True)
+    (tall, small), states = work_of(((TALL, 10), (SQUARE, 3)), bundled, x=2, y=2, z=4, replicas=5)
+    assert (tall.owned, tall.turns, tall.last, tall.left, tall.gathers_x, tall.gathers_y) == (
+        3.0,
+        4.0,
+        2.0,
+        2.0,
+        3.0,
+        3.0,
+    )
+    assert (small.owned, small.turns, small.last, small.left, small.at_once) == (1.0, 0.0, 2.0, 3.0, 3.0)
+    assert states == (10 * 4 + 3) * 1024**2 / (4 * 4 * 5)
 
 
 def test_owners_are_packed_longest_first() -> None:
