@@ -128,7 +128,8 @@ def gemms(form: str, iterations: int, *, square: bool) -> tuple[int, int, int]:
 
 
 class Work(NamedTuple):
-    """What the rank with most of it does to matrices of one kind: values of the symbols, by their names."""
+    """What the rank with most of it does to matrices of one kind: values of the symbols, by their names; mean: those
+    that ranks own in the mean."""
 
     small: float
     large: float
@@ -147,6 +148,7 @@ class Work(NamedTuple):
     products: float = 0.0
     squares: float = 0.0
     applied: float = 0.0
+    mean: float = 0.0
 
 
 Counted: TypeAlias = tuple[tuple[Matrix, int], ...]
@@ -183,6 +185,7 @@ def work_of(
         )
         for (matrix, count), own, states in zip(counts, first, most, strict=True)
     ]
+    found = [one._replace(mean=count / owned.shape[1]) for one, (_, count) in zip(found, counts, strict=True)]
     local = np.array([matrix.elements / (y * z * (x if matrix.cut else 1)) for matrix, _ in counts])
     if by_elements:
         return tuple(found), float(local @ [count for _, count in counts]) / replicas

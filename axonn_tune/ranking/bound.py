@@ -62,6 +62,9 @@ Whole layers. In a step T stage r has room for (T - way_r) / c_r less its ends a
 blocks of the most frequent layer type. Where all stages together have room for fewer than there are, no split takes T:
 bisection finds the least T with room, from below.
 
+Ends. All these chains end with the last gradient on the first stage, whose own end follows: its update, of as many
+blocks as it has at least.
+
 Contention. Computation and communication slow each other down by a share of what overlaps. Some stage has no less
 communication and some no less computation than the mean one, of blocks that repeat, too, and each second that a step is
 longer hides one less.
@@ -268,7 +271,7 @@ def parts_within(own: Sequence[int], stages: int, *, searched: bool, alike: bool
 class Shape(NamedTuple):
     """Candidates with as many stages, all with one chunk or all with several. chunks: a column, or None for any number;
     batches: micro-batches; repeated: blocks of each chunk that repeat, where only some do; parts: layers that parts may
-    have; send_s: of one message."""
+    have; send_s: of one message; end_s: of the first stage after its last pass, at least."""
 
     stages: int
     chunks: Integers | None
@@ -276,6 +279,7 @@ class Shape(NamedTuple):
     repeated: Integers
     parts: Parts
     send_s: Floats
+    end_s: Floats
 
     @property
     def single(self) -> bool:
@@ -321,7 +325,7 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
         found = np.maximum(found, (way + times * least).max(axis=0))
     if shape.chunks is not None:
         found = _of_whole_layers(layers, shape, block, found, beside, chains)
-    found = found + (shape.single and not blocking) * 2.0 * (p - 1) * shape.send_s
+    found = found + (shape.single and not blocking) * 2.0 * (p - 1) * shape.send_s + shape.end_s
     computed_s = layers.computed_s + _repeated_s(layers.again_computed_s, layers, shape)
     sent_s = layers.sent_s + _repeated_s(layers.again_sent_s, layers, shape)
     return contended(found, m * computed_s / p, sent_s / p, contention=contention)

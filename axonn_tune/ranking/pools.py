@@ -16,6 +16,7 @@ import numpy as np
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
 from axonn_tune.program.operations import COLUMNS
@@ -80,6 +81,17 @@ class Pool:
         return np.asarray(self.shapes.values["A"])[self.candidates.shape]
 
     @cached_property
+    def updates_s(self) -> Floats:
+        """As of `block_updates_s`, of every candidate."""
+        options = self.pricer.program.given.options
+        if not (self.several_stages and (options.offloads or options.optimizer != ADAMW)):
+            return np.zeros((len(self), len(self.shapes.problem.model.types)))
+        # Imported here: most searches are of AdamW on GPUs, and start-up time is theirs.
+        from axonn_tune.ranking.updates import block_updates_s
+
+        return block_updates_s(self.shapes, self.pricer)[self.candidates.shape]
+
+    @cached_property
     def sends_s(self) -> Floats:
         """Time of one message between stages of every candidate, s."""
         return _sends_s(self.shapes, self.pricer.program, self.candidates, self.routes)
@@ -141,6 +153,7 @@ class Pool:
             self.fitting.repeated[shape],
             self.sends_s if several else np.zeros(len(self)),
             np.full(len(self), self.contention),
+            self.updates_s,
         )
 
     @property
@@ -162,7 +175,9 @@ class Pool:
         shape, batches = self.candidates.shape[rows], self.batches[rows].astype(np.int64)
         numbers = self.shapes.stages[shape], self.shapes.chunks[shape], batches, self.fitting.repeated[shape]
         contention = np.full(len(rows), self.contention)
-        return Staged(self.paces.taken(self._alike[1][rows]), *numbers, self.sends_s[rows], contention)
+        return Staged(
+            self.paces.taken(self._alike[1][rows]), *numbers, self.sends_s[rows], contention, self.updates_s[rows]
+        )
 
     def replays_of(self, row: int, layout: Layout) -> Replays:
         """Replays of parts of one candidate, given its layout; numbers of chunks share them."""
@@ -200,7 +215,8 @@ class Pool:
 class Unsplit:
     """Candidates whose layers are not split yet, as columns: of several pools, of the same number format and model.
 
-    layers: of those that differ; alike: which of these each one is; the others as of `bound.Shape`.
+    layers: of those that differ; alike: which of these each one is; updates_s: what blocks of each type add to the end
+    of a step; the others as of `bound.Shape`.
     """
 
     problem: Problem
@@ -211,12 +227,13 @@ class Unsplit:
     repeated: Integers
     sends_s: Floats
     contention: Floats
+    updates_s: Floats
 
     @staticmethod
     def joined(several: Sequence[Unsplit]) -> Unsplit:
         """One after the other; the problem of the first."""
         first, ahead = several[0], np.cumsum([0, *(len(one.layers) for one in several)])
-        names = ("stages", "batches", "repeated", "sends_s", "contention")
+        names = ("stages", "batches", "repeated", "sends_s", "contention", "updates_s")
         return Unsplit(
             problem=first.problem,
             layers=Layers.joined([one.layers for one in several]),
@@ -237,10 +254,14 @@ class Unsplit:
                 whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
                 found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
                 continue
-            cut, parts = None, Parts(0, model.layers, 0, 0)
+            cut, parts, end_s = None, Parts(0, model.layers, 0, 0), np.zeros(1)
             if chunks is not None:
                 cut, parts = chunks[at], _parts(self.problem, stages, chunks[at])
-            shape = Shape(stages, cut, batches, self.repeated[own], parts, self.sends_s[own])
+                # The first stage has so many blocks at least, and no more of the rarer types than there are.
+                most = int(np.argmax(model.counts))
+                least = cut * parts.shortest - (sum(model.counts) - model.counts[most])
+                end_s = np.maximum(least, 0) * self.updates_s[own, most]
+            shape = Shape(stages, cut, batches, self.repeated[own], parts, self.sends_s[own], end_s)
             found[at] = any_split_s(layers, shape, schedule=self.problem.framework.schedule, contention=contention)
         return found
 

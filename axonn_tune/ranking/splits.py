@@ -54,7 +54,8 @@ Split: TypeAlias = tuple[int, ...]
 
 class Staged(NamedTuple):
     """Candidates with pipeline stages: how long runs of their blocks take, and what their schedules depend on, a row
-    each. batches: micro-batches; repeated: blocks of each chunk that repeat, where only some do; send_s: one message.
+    each. batches: micro-batches; repeated: blocks of each chunk that repeat, where only some do; send_s: one message;
+    updates_s: what blocks of each layer type add to the end of a step, at least.
     """
 
     paces: Paces
@@ -64,6 +65,7 @@ class Staged(NamedTuple):
     repeated: Integers
     send_s: Floats
     contention: Floats
+    updates_s: Floats
 
     def taken(self, rows: Integers) -> Staged:
         """Some of them."""
@@ -110,10 +112,23 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
             others = _known(runs, (ends[first, 0], ends[first, 1]), own, stages, batches, starts)
         # Where no part is longer than what repeats, all blocks repeat: another candidate.
         every = [own, *(one for one in others if repeated < max(one))]
-        schedule = _Schedule(problem, staged.taken(rows), every, lambda *one, rows=rows: chunk_s.of(*one)[:, rows])
+        some = staged.taken(rows)
+        updates_s = _updates_s(problem, some, every) if staged.updates_s.any() else 0.0
+        schedule = _Schedule(problem, some, every, lambda *one, rows=rows: chunk_s.of(*one)[:, rows], updates_s)
         step_s, exposed_s = schedule.step_s, schedule.exposed_s
         for place, one in enumerate(every):
             yield Scheduled(rows, one if place else None, step_s[:, place], exposed_s[:, place])
+
+
+def _updates_s(problem: Problem, staged: Staged, splits: Sequence[Split]) -> Floats:
+    """What the update of each stage takes at least, s, `[candidates, splits, stages]`."""
+    stages = int(staged.stages[0])
+    blocks = np.zeros((len(splits), stages, staged.updates_s.shape[1]))
+    for at, split in enumerate(splits):
+        for part, contents in enumerate(contents_of(problem.model, split, problem.mtp_part)):
+            for of_type, count in contents:
+                blocks[at, part % stages, of_type] += count
+    return np.asarray(np.einsum("ct,pst->cps", staged.updates_s, blocks))
 
 
 class Replays(NamedTuple):

@@ -115,15 +115,32 @@ class Drawn:
         return tuple(name for name, has in found.items() if has)
 
 
-def random_candidates(draw: Random, count: int, *, each: int = 8) -> Iterator[Drawn]:
-    """So many candidates, several of each space; the same for the same seed."""
+def random_candidates(draw: Random, count: int, *, each: int = 8, slow_updates: bool = False) -> Iterator[Drawn]:
+    """So many candidates, several of each space; the same for the same seed. slow_updates: with another optimizer than
+    AdamW, or with one on the host."""
     found, number = 0, 0
     while found < count:
-        kind = list(KINDS)[number % len(KINDS)]
+        problem = _problem(draw, list(KINDS)[number % len(KINDS)])
+        problem = _updating(draw, problem) if slow_updates else problem
         number += 1
-        for one in _of_space(draw, _problem(draw, kind), min(each, count - found)):
+        for one in _of_space(draw, problem, min(each, count - found)):
             found += 1
             yield one
+
+
+def _updating(draw: Random, problem: Problem) -> Problem:
+    """The same with an optimizer of the framework, in each of its modes, or with moments on the host."""
+    framework = problem.framework
+    others = [one for one in framework.optimizers if one != "adamw"]
+    if others and draw.random() < 0.7:
+        framework = framework.optimizing("muon" if "muon" in others else draw.choice(others))
+        mode = draw.choice(("duplicated", "distributed", "blockwise", "layer_sharded"))
+        return replace(problem, framework=framework.with_step(muon_tp_mode=mode))
+    share, overlap = draw.choice((0.5, 1.0)), draw.random() < 0.5
+    return replace(
+        problem,
+        framework=framework.with_step(offloaded=("moments",), offloaded_states=share, offload_overlap=overlap),
+    )
 
 
 def _problem(draw: Random, kind: str) -> Problem:

@@ -265,6 +265,7 @@ def splits_beside(job: Problem, layout: Layout) -> list[tuple[int, ...]]:
         np.array([layout.recompute_layers or 0]),
         np.array([pricer.send[2]]),
         np.array([pricer.rates.contention]),
+        np.zeros((1, len(job.model.types))),
     )
     every = schedules_of(job, staged, searched=True)
     return [one.parts for one in every if one.parts is not None]
