@@ -146,6 +146,14 @@ def _add_trainer(
         steps = max(1, -(-int(trainer["accumulates"]) // each))
         found.pairs["gradient_accumulation_steps"] = Stated(str(steps), 0)
         found.assumed.append(f"gradient_accumulation_steps is not stated: {steps}, as {trainer['title']} has it")
+    if trainer["mixed_by_type"] and not {"bf16", "fp16"} & stated.keys():
+        # ms-swift's mixed precision is that of the type that weights are loaded in, which models of the hub state.
+        loaded = stated.get("torch_dtype", NOTHING)
+        if loaded.value.lower() in ("", "auto", "none"):
+            loaded = found.pairs["torch_dtype"] = Stated("bfloat16", 0)
+            found.assumed.append(f"torch_dtype is not stated: bfloat16, as {trainer['title']} reads it of most models")
+        name = "bf16" if loaded.value.lower() in ("bf16", "bfloat16", "torch.bfloat16") else "fp16"
+        found.pairs[name] = replace(loaded, value="True")
     _add_defaults(found, trainer, stated)
     _add_recompute(found, trainer, stated)
     _add_precision(found, trainer, {**stated, **found.pairs}, sharded)
@@ -195,6 +203,9 @@ def _add_precision(found: Completed, trainer: Mapping[str, str], stated: Argumen
     if "pure_bf16" in mixed or (as_loaded and loaded in ("bf16", "bfloat16")):
         line = stated[mixed[0] if mixed else "torch_dtype"].line
         found.pairs |= {name: Stated("True", line) for name in ("bf16", "pure_bf16")}
+        if "pure_bf16" not in mixed and stated_adapters(stated) and "lora_dtype" not in stated:
+            # PEFT casts adapters up, whatever the base is.
+            found.pairs["lora_dtype"] = Stated("fp32", 0)
     elif not mixed and not any(is_on(stated.get(f"{name}.enabled", NOTHING)) for name in ("bf16", "fp16")):
         whose = trainer["title"]
         found.assumed.append(
@@ -366,10 +377,15 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
         return model_from_hf_config(local), f"the model is that of {name}/config.json"
     if (found := checkpoint(name.lower())) is not None:
         whose = f", by the sizes of {found.source}" if re.fullmatch(r"[\w.-]+/[\w.-]+", found.source) else ""
-        return found, f"the model is {found.name}{whose}"
+        narrow = _NARROW.search(name.lower()) if stated_adapters(stated) else None
+        # Files of other libraries than bitsandbytes say so by the model alone.
+        more = f"; of its {narrow[1]} weights nothing is priced but what quantization_bit says" if narrow else ""
+        return found, f"the model is {found.name}{whose}{more}"
     return None
 
 
+_NARROW = re.compile(r"[-_.](awq|gptq|aqlm|bnb|nf4|int4|int8|4bit|8bit|w4a16)(?=[-_.]|$)")
+"""What a release's name says of quantized weights."""
 _RELEASE = r"(?:nvidia-)?{}(?:-(?:base|instruct|chat|thinking|it|bf16|fp8|hf|\d{{4}}))*"
 """A model's name with what a release of it may have about it."""
 

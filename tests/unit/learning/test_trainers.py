@@ -41,7 +41,11 @@ def priced(run: CommandRun) -> dict[str, object]:
     case = run.case(H100)
     layout, step, model = case.configurations[0], case.framework.step, case.model
     grid, tuning = layout.grid, case.workload.tuning
-    adapters = {"collectives": tuning.collectives, "targets": len(tuning.targets)} if tuning else {}
+    adapters = (
+        {"collectives": tuning.collectives, "targets": len(tuning.targets), "adapter_type": tuning.dtype}
+        if tuning
+        else {}
+    )
     return {
         **adapters,
         **({"tuned_dropout": tuning.dropout, "tables": [*tuning.tables]} if tuning else {}),
