@@ -20,8 +20,12 @@ from axonn_tune.learning.stated import read_run
 from axonn_tune.program.count import adapter_parameters
 from axonn_tune.specs.catalog import load_machine
 
-CASES = Path(__file__).parents[2] / "fixtures" / "trainers" / "cases.yaml"
-KINDS: Mapping[str, list[dict[str, Any]]] = yaml.safe_load(CASES.read_text("utf-8"))
+CASES = Path(__file__).parents[2] / "fixtures" / "trainers"
+KINDS: Mapping[str, list[dict[str, Any]]] = {
+    f"{prefix}{kind}": rows
+    for name, prefix in (("cases", ""), ("public", "public-"))
+    for kind, rows in yaml.safe_load((CASES / f"{name}.yaml").read_text("utf-8")).items()
+}
 ROWS = [pytest.param(one, id=f"{kind}-{at}") for kind, rows in KINDS.items() for at, one in enumerate(rows, 1)]
 H100 = load_machine("dgx-h100").document
 
@@ -48,8 +52,14 @@ def priced(run: CommandRun) -> dict[str, object]:
     )
     return {
         **adapters,
-        **({"tuned_dropout": tuning.dropout, "tables": [*tuning.tables]} if tuning else {}),
-        **{"tensor": grid.x, "stages": grid.pipeline, "dropout": step.dropout},
+        **({"tuned_dropout": tuning.dropout, "tables": [*tuning.tables], "base": tuning.base} if tuning else {}),
+        **{
+            "tensor": grid.x,
+            "stages": grid.pipeline,
+            "context": grid.context,
+            "experts": grid.expert,
+            "dropout": step.dropout,
+        },
         "sequence_parallel": step.sequence_parallel,
         **{"framework": run.software, "gpus": grid.world, "shard": grid.z, "replicate": grid.data},
         **{"zero": 3 if grid.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)},
