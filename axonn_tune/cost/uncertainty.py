@@ -1,11 +1,12 @@
 """Interval of a predicted step, the one 80% interval that every command prints; and what published steps validate.
 
 The logarithm of a step has two errors. What a machine's kernels and links are off by is common to all layouts of a
-ranking: each kind of computation by the half-width of the profile, more where its rate is assumed and not measured,
-times its share of the step; communication by its own, times the step's waiting; the host, for steps of which it can
-decide the time; and so much for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile
-has. With experts the spread of the token imbalance of natural routing is added, times the step's slope over it. What
-no number explains is each layout's own. All are independent.
+ranking: each kind of computation by the half-width of the profile, more where its rate is assumed and not measured, and
+by what software scatters by where its numbers are the mean of all, times its share of the step; communication by its
+own, times the step's waiting; the host, for steps of which it can decide the time; and so much for each doubling of
+ranks and of pipeline stages, whose stragglers and jitter no profile has. With experts the spread of the token imbalance
+of natural routing is added, times the step's slope over it. What no number explains is each layout's own. All are
+independent.
 
 What a profile has learned is a covariance of its numbers. A prediction's logarithm then has the variance
 
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, UNMEASURED, exposed_s
-from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
+from axonn_tune.frameworks import OF_ONE_NAME, SOFTWARE_SPREADS, base_software, is_fitted, software_key
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD
 from axonn_tune.job import Job, Layout
@@ -58,6 +59,9 @@ RATES: Mapping[str, tuple[str, ...]] = {
     OPTIMIZER: ("memory_efficiency",),
 }
 """Numbers of an accelerator that the time of each kind of computation hangs on."""
+
+SOFTWARE: Mapping[str, str] = {GEMMS: "gemm", ATTENTION: "attention", ELEMENT_WISE: "traffic"}
+"""And of software."""
 
 ASSUMED = 0.35
 """Half of the 80% interval of the logarithm of a rate that is assumed: profiles that were written from data sheets
@@ -93,10 +97,15 @@ def half_width(
     grid, machine = layout.grid, job.machine
     waiting = float(exposed_s(iteration_s, compute_s)) / iteration_s
     share = (1.0 - waiting) / max(sum(computed_s.values()), 1e-12)
-    of_kinds = (share * spent_s * of_rates(machine, kind) for kind, spent_s in computed_s.items())
+    fitted = is_fitted(job.framework, machine)
+    halves = {
+        kind: math.hypot(of_rates(machine, kind), of_software(SOFTWARE.get(kind), fitted=fitted)) for kind in computed_s
+    }
+    of_kinds = (share * spent_s * halves[kind] for kind, spent_s in computed_s.items())
     batches = job.workload.global_batch / (grid.batch_shares * layout.micro_batch)
     issued_s = issued * batches * job.model.layers / grid.pipeline * ISSUE_S
-    of_host = OF_HOST * min(1.0, issued_s / max(compute_s, 1e-12)) if machine.launcher.backend == "nccl" else 0.0
+    decided = min(1.0, issued_s / max(compute_s, 1e-12)) if machine.launcher.backend == "nccl" else 0.0
+    of_host = decided * math.hypot(OF_HOST, of_software("dispatch_us", fitted=fitted))
     of_scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
     shared = (*of_kinds, waiting * machine.uncertainty.communication, of_host, of_scale)
     return math.hypot(*shared, jitter(grid.pipeline, of_imbalance), DEVIATIONS * of_layout(job.model))
@@ -114,6 +123,11 @@ def of_rates(machine: Machine, kind: str) -> float:
     kinds = (accelerator.sources[number].kind for number in RATES.get(kind, ()))
     assumed = kind in (UNMEASURED, OFFLOAD) or any(one in ("assumed", "placeholder") for one in kinds)
     return math.hypot(machine.uncertainty.compute, ASSUMED if assumed else 0.0)
+
+
+def of_software(number: str | None, *, fitted: bool) -> float:
+    """The same of what a number of software does to it, where that is the mean of all software."""
+    return 0.0 if fitted or number is None else DEVIATIONS * SOFTWARE_SPREADS[number] / OF_ONE_NAME
 
 
 def of_layout(model: Model) -> float:

@@ -36,6 +36,7 @@ SOFTWARE_SPREADS = {
 }
 """Standard deviations of logarithms of software numbers: 0.6 times those from which the fit of the shipped numbers
 starts (tools/fit/software.py), since software of one name differs less between clusters than software of any name."""
+OF_ONE_NAME = 0.6
 
 _FIRST = ("axonn", "megatron_core", "torchtitan", "fsdp", "deepspeed", "megatron_lm", "others")
 """Modules in the order in which their frameworks are listed; each other module with `FRAMEWORKS` comes after them."""
@@ -95,6 +96,11 @@ def step_changes(framework: Framework) -> dict[str, Any]:
 def software_key(framework: Framework) -> str:
     """The name under which a profile has its own numbers of a framework's software."""
     return framework.software or framework.name
+
+
+def is_fitted(framework: Framework, machine: Machine) -> bool:
+    """Whether its software numbers were fitted to steps of it, or are the profile's own."""
+    return framework.software != UNKNOWN or software_key(framework) in machine.software
 
 
 def software_on(framework: Framework, machine: Machine, numbers: Software | None = None) -> Software:

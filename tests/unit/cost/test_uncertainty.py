@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.cost.compute import ATTENTION, GEMMS, SCANS, UNMEASURED
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, SCANS, UNMEASURED
 from axonn_tune.cost.price import PricedLayout, price
 from axonn_tune.cost.uncertainty import (
     ASSUMED,
@@ -123,6 +123,20 @@ def test_a_rate_that_is_assumed_widens_by_what_hangs_on_it() -> None:
     wider = [half(assumed, **parts) - half(measured, **parts) for parts in (little, much)]
     assert 0.0 < wider[0] < 0.02 < wider[1]
     assert of_rates(assumed, ATTENTION) == pytest.approx(math.hypot(0.1, ASSUMED))
+
+
+def test_software_that_no_step_was_fitted_to_widens() -> None:
+    """Guards DeepSpeed, whose numbers are the mean of all software: by what these scatter by, of each kind."""
+    kept = of(0.2, 0.1)
+
+    def found(framework: str, **computed_s: float) -> float:
+        job = Job(load_model("80b").document, kept, WORKLOAD, find_framework(framework))
+        return half_width(job, CONFIGURATION, computed_s=computed_s, compute_s=3e6, iteration_s=3e6)
+
+    plain = found("fsdp", **{GEMMS: 1.0})
+    assert plain == pytest.approx(found("fsdp", **{ELEMENT_WISE: 1.0}), rel=1e-3)
+    for kind, scatter in ((GEMMS, 0.1), (ELEMENT_WISE, 0.3), (ATTENTION, 0.3)):
+        assert found("deepspeed", **{kind: 1.0}) == pytest.approx(math.hypot(plain, DEVIATIONS * scatter), rel=2e-2)
 
 
 def test_what_graphs_capture_hangs_on_no_host() -> None:
