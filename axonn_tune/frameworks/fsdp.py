@@ -25,6 +25,7 @@ from axonn_tune.frameworks.command import (
     tuned_script,
 )
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section, on_host
+from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.specs.model import Model
 from axonn_tune.vocabulary import OPTIMIZERS, PACKINGS, Precision
@@ -69,7 +70,8 @@ def launch(run: Run) -> Command:
     """
     # Whatever a block is, transformers' class of it is what is wrapped; its training has no multi-token prediction.
     parts = {*run.model.parts} - {"multi-token prediction"} if run.model.block_class else ()
-    run.check(settable=("primary_weights", "offloaded"), precisions=("bf16", *run.framework.formats), parts=parts)
+    precisions = ("bf16", *run.framework.formats)
+    run.check(settable=("primary_weights", "offloaded", "optimizer"), precisions=precisions, parts=parts)
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
@@ -114,6 +116,7 @@ def _mesh(run: Run) -> Command:
 
     Sizes of a batch are told by the names of transformers' TrainingArguments where it has one.
     """
+    other = run.is_changed("optimizer")
     again = run.recompute == "full" and run.workload.precision in _ENGINE
     sizes = {"replicate": run.size("data"), "shard": run.size("z")}
     mesh = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
@@ -131,6 +134,7 @@ def _mesh(run: Run) -> Command:
         Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
         Argument("--gradient_accumulation_steps", run.accumulation),
         Argument("--seq_length", run.workload.sequence_length),
+        *([Argument("--optim", step_keys("trainer")["optimizer"].write(run.step.optimizer))] if other else []),
         *([Argument("--gradient_checkpointing", "true", "by Transformer Engine")] if again else []),
     )
     return Command(

@@ -106,6 +106,7 @@ EVERYTHING = ("moments", "master", "gradients", "weights")
     ("name", "options"),
     [
         ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "offloaded": EVERYTHING[:2]}),
+        *(("fsdp 8b-hsdp", {"optimizer": name}) for name in ("adamw-8bit", "sgd", "lion", "adafactor", "muon")),
         ("torchtitan 8b-fsdp", {"offloaded": EVERYTHING}),
         ("torchtitan 70b-chunks", {"offloaded": EVERYTHING}),
         ("fsdp 8b-hsdp", {"offloaded": EVERYTHING}),
@@ -117,8 +118,9 @@ EVERYTHING = ("moments", "master", "gradients", "weights")
     ],
     ids=str,
 )
-def test_offload_is_read_as_it_is_written(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Guards what frameworks keep on the host, ZeRO's stages and its share of states: the same price."""
+def test_offload_and_optimizers_are_read_as_written(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Guards what frameworks keep on the host, ZeRO's stages and its share of states, and the Trainer's names of
+    optimizers: the same price."""
     case = case_of(*name.split())
     run = run_of(case)
     assert read_as_written(case, replace(run, step=replace(run.step, **options)), tmp_path)

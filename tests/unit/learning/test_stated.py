@@ -586,6 +586,7 @@ def test_training_with_a_second_model_is_not_priced_as_without(text: str, words:
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon"}}', "muon"),
         ("r.json", '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "Lion"}}', "lion"),
         ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Muon"', "muon"),
+        ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "DistMuon"', "muon"),
         ("r.sh", f"{TRAINER}--bf16 true --optim adamw_bnb_8bit --fsdp full_shard", "adamw-8bit"),
         ("r.sh", f"{TRAINER}--bf16 true --optim adafactor --fsdp full_shard", "adafactor"),
         ("r.sh", f"{TRAINER}--bf16 true --fsdp full_shard", "adamw"),
