@@ -250,9 +250,12 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
     if "overlap_param_gather" in stated and run.step.distributed_optimizer:
         yield "parameter_overlap", is_on(stated["overlap_param_gather"])
     compiled = stated.get("compile.components", Stated("loss", 0)).value
-    # Models of transformers have its loss, operator by operator.
+    # Models of transformers run operator by operator, their loss among them, unless something fuses them.
     liger = any(is_on(stated.get(name, NOTHING)) for name in ("use_liger_kernel", "enable_liger_kernel"))
-    transformers = "model_name_or_path" in stated and not liger
+    of_trainer = run.framework.tuner == "peft" and {*names_of("trainer.model")} & stated.keys()
+    transformers = ("model_name_or_path" in stated or of_trainer) and not liger
+    if of_trainer and not liger and not _fused(stated):
+        yield "kernels", "eager"
     if liger:
         # linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py: logits of a chunk take what the hidden state does.
         yield "loss_chunks", -(-run.model.vocab // run.model.hidden)
@@ -270,6 +273,13 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "deterministic", True
     if run.workload.format and stated.get(CUDNN_NORMS.lower(), NOTHING).value == "1":
         yield "cudnn_norms", True
+
+
+def _fused(stated: Arguments) -> bool:
+    """Whether a Trainer's run has fused kernels of a block: those of Liger or unsloth, or of torch's compiler."""
+    names = (name for field in ("trainer.liger", "trainer.fused", "trainer.compile") for name in names_of(field))
+    values = (stated.get(name, NOTHING) for name in names)
+    return any(is_on(one) or "liger" in one.value.lower() for one in values)
 
 
 ANY_ORDER = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"

@@ -67,7 +67,7 @@ def priced(run: CommandRun) -> dict[str, object]:
         "trains": case.title.partition(" of ")[0],
         **{"sequence": case.workload.sequence_length, "precision": case.workload.precision},
         **{"kept": layout.kept_layers, "layers": model.layers, "vocab": model.vocab, "kv_heads": model.kv_heads},
-        **{"tied": model.tied_embeddings, "offloaded": [*step.offloaded], "loss": step.loss},
+        **{"tied": model.tied_embeddings, "offloaded": [*step.offloaded], "loss": step.loss, "kernels": step.kernels},
         **{name: getattr(step, name) for name in ("prefetch_backward", "reduce_each_micro_batch")},
         **{
             name: getattr(step, name)
