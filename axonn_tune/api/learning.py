@@ -19,9 +19,10 @@ from axonn_tune.job import Job
 from axonn_tune.learning.adapters import stated_adapters
 from axonn_tune.learning.evidence import Sample, Setup
 from axonn_tune.learning.run import CommandRun, shipped_model
-from axonn_tune.learning.setups import changes_of, problem_of, searched
+from axonn_tune.learning.setups import Change, changes_of, problem_of, searched
 from axonn_tune.learning.stated import OF_MODEL, read_run
 from axonn_tune.learning.trainers import stated_packing
+from axonn_tune.learning.translated import file_words
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import nothing_feasible
@@ -149,7 +150,8 @@ def diagnose(
     if beside is None and beside_command is not None and not beside_facts:
         raise UsageError("--beside-command is the script of another run: give its log or step with --beside")
     if beside is None and not beside_facts:
-        return tuple(diagnose_one(one, evidence.machine, ranks=ranks) for one in found), evidence
+        alone = (diagnose_one(one, evidence.machine, ranks=ranks) for one in found)
+        return tuple(_with_file(one, sample, options) for one, sample in zip(alone, found, strict=True)), evidence
     more, named = _words(beside_facts), None if isinstance(beside, float | int) else beside
     if isinstance(beside, float | int):
         if timed := [one for one in more if one.partition("=")[0] in TIMES.values()]:
@@ -264,7 +266,7 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     stated = StatedCommand(
         run=run,
         setup=setup,
-        changes=changes_of(setup, lambda changed: changed.priced.iteration_s, ranking=ranking),
+        changes=_in_file(run, setup, changes_of(setup, lambda changed: changed.priced.iteration_s, ranking=ranking)),
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),
@@ -273,6 +275,31 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
     ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)
     return CommandExplanation(inputs, ranked, stated=stated)
+
+
+def _in_file(run: CommandRun, setup: Setup, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Changes with the keys of the tool's file that make them, where it is a tool's."""
+    if not run.tables:
+        return changes
+
+    def said(one: Change) -> Change:
+        batch = one.setup.workload.global_batch
+        keys = file_words(run.tables, setup.layout, one.setup.layout, batch=batch)
+        return replace(one, words=f"{one.words}; in {Path(run.path).name}: {keys}") if keys else one
+
+    return tuple(map(said, changes))
+
+
+def _with_file(one: Diagnosis, sample: Sample, options: EvidenceOptions) -> Diagnosis:
+    """A diagnosis whose changes have the keys of the file that started the run."""
+    script, setup = options.get("from_command"), sample.setup
+    if script is None or setup is None:
+        return one
+    try:
+        run = read_run(script, given={}, model=setup.model, needed=())
+    except AxonnTuneError:
+        return one
+    return replace(one, find_changes=lambda: _in_file(run, setup, one.find_changes()))
 
 
 def named_model(script: str | Path | None, named: object, *, seq: int | None = None) -> NamedModel:

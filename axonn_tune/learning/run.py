@@ -111,7 +111,7 @@ class CommandRun(StatedRun):
 
     software: name of the framework. arguments: with the framework's defaults. assumed: assumptions for what is not
     stated. ignored: arguments that are not priced, with the reason. unknown: those that no table has. given: the user's
-    model.
+    model. tables: those of the tool whose file it is, where it is not the framework's own.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -119,6 +119,7 @@ class CommandRun(StatedRun):
     ignored: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     given: Model | None = None
+    tables: tuple[str, ...] = ()
 
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
         """The same run as a log has it: with its columns, and its arguments over those of the file."""

@@ -62,6 +62,7 @@ from axonn_tune.learning.trainers import (
     config_files,
     launched,
     named_model,
+    tool_of_run,
 )
 from axonn_tune.learning.translated import Translated, translated, translated_tool
 from axonn_tune.specs.catalog import ModelLike, load_model
@@ -454,9 +455,15 @@ def read_run(
         said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
     said += [*(common.said if common else ()), *source.remarks]
     run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
-    settled = _settled(run, source, implied)
+    settled = replace(_settled(run, source, implied), tables=_tables(source, common))
     _require(settled, source, needed)
     return settled
+
+
+def _tables(source: _Source, common: Translated | None) -> tuple[str, ...]:
+    """Those of the tool whose file it is; none of a framework's own."""
+    tool = tool_of_run(source.text)
+    return (common.table,) if common else tuple(tool["tables"].split()) if tool else ()
 
 
 def _named(source: _Source) -> tuple[Model, str] | None:

@@ -10,10 +10,11 @@ Megatron-Core have a table of its arguments, and sections in which all others go
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from axonn_tune.frameworks.keys import NOTHING, TRANSLATED, Arguments, Key, Stated, find, is_off, is_on, records, table
+from axonn_tune.job import Layout
 
 _WITH_AXES = "torchtitan-eager"
 _AXES = ("parallelism_config_tp_size", "parallelism_config_cp_size")
@@ -196,3 +197,62 @@ def _by_tokens(found: Translated, tokens: Stated) -> Iterator[tuple[str, Stated]
 _TOOLS = {"torchtune": _torchtune, "nemo_rl": _nemo_rl, "verl": _verl}
 _TOOLS |= {"nemo_rl_megatron": _nemo_rl_megatron, "verl_megatron": _verl, "verl_fsdp_sft": _verl_fsdp_sft}
 assert {*_TOOLS} == {*TRANSLATED}, "a table a tool"
+
+
+# The way back: what of a tool's file makes one layout of another.
+
+
+def file_words(tables: Sequence[str], before: Layout, after: Layout, *, batch: int) -> str:
+    """Keys of a tool's file that make one layout of another, `micro_batch_size: 4`; "" for a layout that it cannot say.
+
+    tables: of the tool; batch: sequences of a step.
+    """
+    keys = _keys_of(tables)
+    was, now = _values_of(before, batch), _values_of(after, batch)
+    changed = {field: value for field, value in now.items() if value != was[field]}
+    if changed.keys() - keys.keys() - _FOLLOW:
+        return ""
+    found = [f"{key.name}: {_as_key(key, value)}" for field, value in changed.items() if (key := keys.get(field))]
+    if "z" in changed and "z" not in keys:
+        found.append(f"{'without' if now['z'] == 1 else 'with'} FSDP or ZeRO-3")
+    return ", ".join(found)
+
+
+_FOLLOW = {"z", "replicas", "accumulation", "recompute", "recompute_switch"}
+"""What follows from other keys, or is said in words, where a tool has no key of it."""
+
+
+def _keys_of(tables: Sequence[str]) -> dict[str, Key]:
+    """The first key of each field that a tool's tables state, by what common tables call it."""
+    found = dict[str, Key]()
+    for name in tables:
+        for key in (one for one in table(name) if one.status == "modelled" and one.field):
+            other = find(key.field) if name in TRANSLATED else key
+            found.setdefault(other.field if other is not None else key.field, key)
+    if "batch" not in found:
+        found["accumulation"] = next(key for key in table("accelerate") if key.field == "accumulation")
+    return found
+
+
+def _values_of(one: Layout, batch: int) -> dict[str, int | str]:
+    """What a layout is by the fields of tables."""
+    grid, found = one.grid, dict[str, int | str]()
+    found |= {"micro_batch": one.micro_batch, "accumulation": batch // (one.micro_batch * grid.data * grid.z)}
+    found |= {"x": grid.x, "context": grid.context, "pipeline": grid.pipeline, "z": grid.z, "replicas": grid.data}
+    found |= {
+        "chunks": one.chunks,
+        "expert": grid.expert,
+        "expert_tensor": grid.expert_tensor,
+        "kept": one.kept_layers or 0,
+    }
+    # Of some modules or blocks, or of stages that differ, no key of these tools says anything.
+    whole = one.recompute in ("none", "full") and one.recompute_layers is None and one.parts is None
+    some = "" if whole else f"{one.recompute} {one.recompute_layers} {one.parts}"
+    return found | {"recompute_switch": one.recompute, "recompute": one.recompute, "some": some}
+
+
+def _as_key(key: Key, value: int | str) -> str:
+    """A value as a key of a file has it."""
+    if key.field in ("recompute_switch", "gradient_checkpointing"):
+        return str((value != "none") is not key.is_opposite).lower()
+    return "null" if value == "none" else str(value)

@@ -15,8 +15,11 @@ import yaml
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.frameworks.keys import TRANSLATED, Key, find, table, tables_of
+from axonn_tune.grid import Grid
+from axonn_tune.job import Layout
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
+from axonn_tune.learning.translated import file_words
 from axonn_tune.program.count import adapter_parameters
 from axonn_tune.specs.catalog import load_machine
 
@@ -227,3 +230,40 @@ def test_adapters_by_the_defaults_of_a_tool_have_their_parameters(tool: str, nam
     both |= dict.fromkeys(("gate", "up", "down"), one.hidden + one.ffn)
     found = adapter_parameters(one.tuned(case.workload.tuning))
     assert found == rank * one.layers * sum(both[target] for target in targets)
+
+
+AS_KEYS = {
+    "llamafactory": (
+        "llamafactory adapters trainer",
+        "per_device_train_batch_size: 4, gradient_accumulation_steps: 2, disable_gradient_checkpointing: true, "
+        "without FSDP or ZeRO-3",
+    ),
+    "axolotl": (
+        "axolotl adapters trainer",
+        "micro_batch_size: 4, gradient_accumulation_steps: 2, dp_shard_size: 1, dp_replicate_size: 8, "
+        "gradient_checkpointing: false",
+    ),
+    "verl": (
+        "verl",
+        "data.micro_batch_size_per_gpu: 4, engine.fsdp_size: 1, model.enable_gradient_checkpointing: false",
+    ),
+    "verl_megatron": ("verl_megatron", ""),
+}
+
+
+@pytest.mark.parametrize("tool", AS_KEYS)
+def test_a_layout_is_said_in_keys_of_the_tools_file(tool: str) -> None:
+    """Guards what to try next in the words of a file, and that nothing is said of what it has no keys for."""
+    tables, said = AS_KEYS[tool]
+    before = Layout(Grid(z=8), 1, "full")
+    after = Layout(Grid(data=8), 4, "none")
+    if tool != "verl_megatron":
+        assert sorted(file_words(tables.split(), before, after, batch=64).split(", ")) == sorted(said.split(", "))
+    stages = Grid(pipeline=2, data=4, order=("x", "y", "z", "data", "pipeline"))
+    staged = Layout(stages, 1, "full", chunks=2)
+    assert file_words(("verl_megatron",), Layout(Grid(data=8), 1, "full"), staged, batch=64) == (
+        "engine.pipeline_model_parallel_size: 2, engine.virtual_pipeline_model_parallel_size: 2"
+    )
+    assert file_words(tables.split(), before, Layout(Grid(z=8), 1, "full", recompute_layers=3), batch=64) == ""
+    if "megatron" not in tool:
+        assert file_words(tables.split(), before, staged, batch=64) == ""
