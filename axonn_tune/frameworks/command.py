@@ -98,6 +98,10 @@ def own_recompute(run: Run) -> str:
     return notes[run.recompute]
 
 
+_TABLES = {"embedding": "embed_tokens", "head": "lm_head"}
+"""What transformers' models of the Llama family call them."""
+
+
 def peft_config(run: Run) -> dict[str, str]:
     """PEFT's file of adapters beside the script, by its suffix, where adapters are what trains.
 
@@ -114,6 +118,7 @@ def peft_config(run: Run) -> dict[str, str]:
         "lora_dropout": tuning.dropout,
         "target_modules": targets[0] if targets == ["all-linear"] else targets,
         "use_dora": tuning.mode == "dora",
+        **({"modules_to_save": [_TABLES[one] for one in tuning.tables]} if tuning.tables else {}),
     }
     return {"_peft.json": json.dumps(config, indent=2) + "\n"}
 

@@ -377,6 +377,8 @@ def _peft(run: Run, tuning: Tuning) -> Iterator[Argument]:
         raise run.cannot(
             "--tune head", "recipes of Megatron-Bridge train all weights or adapters: --framework fsdp does"
         )
+    if tuning.tables:
+        raise run.cannot("tables that train beside adapters", "leave them out, or ask for --framework fsdp")
     if tuning.dtype != "bf16":
         raise run.cannot(f"--lora-dtype {tuning.dtype}", "recipes have adapters in the model's type, bf16")
     if {*tools()[run.framework.tuner].layers(names)} != {*tuning.targets} or any("/" in one for one in tuning.targets):
@@ -387,6 +389,8 @@ def _peft(run: Run, tuning: Tuning) -> Iterator[Argument]:
     yield Argument(f"peft.dropout={tuning.dropout:g}")
     if tuning.collectives == "exchanged":
         yield Argument("peft.a2a_experimental=true")
+    if run.model.has_experts:
+        yield Argument(f"peft.share_expert_adapters={json.dumps(tuning.experts == 'shared')}")
     if tuning.experts == "each":
         yield Argument("peft.share_expert_adapters=false")
 

@@ -193,6 +193,7 @@ def _adapters(run: Run) -> Iterator[str]:
     lacks = {
         f"--lora-dtype {tuning.dtype}": tuning.dtype != "fp32",
         "dropout of adapters": tuning.dropout > 0.0,
+        "tables that train beside adapters": bool(tuning.tables),
         f"a base in {tuning.base}": tuning.quantized,
         f"LoRA of {run.model.name}, which has experts": run.model.has_experts,
     }
