@@ -177,7 +177,7 @@ def require_run(job: Job, layout: Layout, model: Model) -> None:
     own = replace(AXONN_TUNE.step, balancing_loss=step.balancing_loss, optimizer=step.optimizer)
     if step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
-    if why := unrun(model):
+    if why := unrun(model.tuned(job.workload.tuning)):
         raise UsageError(why)
     if 0 in (layout.parts or ()):
         raise UsageError("the bundled runtime runs a layer or more in each part of a pipeline layout")

@@ -17,6 +17,7 @@ from axonn_tune.program.pipeline import split_layers
 from axonn_tune.program.types.gdn import GatedDeltaNet
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.sections import Experts
+from axonn_tune.specs.tuning import Tuning
 
 EPSILON = 1e-5
 
@@ -180,10 +181,43 @@ class Block(nn.Module):
         return found
 
 
+class Adapter(nn.Module):
+    """`scale · B · A` of some outputs of a linear layer, as a hook that adds it; columns: which these are."""
+
+    def __init__(self, linear: nn.Linear, columns: torch.Tensor, rank: int, scale: float) -> None:
+        super().__init__()
+        self.lora_a = nn.Parameter(torch.randn(rank, linear.in_features))
+        self.lora_b = nn.Parameter(torch.zeros(rank, len(columns)))
+        self.columns, self.scale = columns, scale
+
+    def add(self, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        """The layer's output with its own."""
+        own = self.scale * (given[0] @ self.lora_a.t()) @ self.lora_b
+        return output.index_add(-1, self.columns, own)
+
+
+def adapt(block: nn.Module, layer: Layer, tuning: Tuning, scale: float) -> None:
+    """Put adapters beside the linear layers of a block of attention and a perceptron."""
+    heads, dim = layer.kv_heads, layer.head_dim
+    each = layer.heads // heads
+    grouped = torch.arange(heads * (each + 2) * dim).view(heads, each + 2, dim)
+    parts = {"q": grouped[:, :each], "k": grouped[:, each], "v": grouped[:, each + 1]}
+    alternating = torch.arange(layer.up_width).view(-1, layer.ups)
+    parts |= {name: alternating[:, place] for place, name in enumerate(("gate", "up")[-layer.ups :])}
+    for name in ("attention.qkv", "attention.output", "mlp.fc1", "mlp.fc2"):
+        linear = block.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        for part in tuning.parts(name):
+            columns = parts[part] if part else torch.arange(linear.out_features)
+            made = Adapter(linear, columns.flatten(), tuning.rank, scale)
+            linear.add_module(part or "whole", made)
+            linear.register_forward_hook(made.add)
+
+
 class Reference(nn.Module):
     """The whole model, from tokens to their loss."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, adapter_scale: float = 1.0) -> None:
         super().__init__()
         self.model = model
         self.embedding = nn.Embedding(model.vocab, model.hidden)
@@ -194,6 +228,11 @@ class Reference(nn.Module):
         self.norm = _norm(model)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         self.tie()
+        if model.tuning is not None:
+            self.requires_grad_(requires_grad=False)
+            types = (model.types[number] for number, count in model.runs for _ in range(count))
+            for block, layer in zip(self.blocks, types, strict=True):
+                adapt(block, layer, model.tuning, adapter_scale)
 
     def tie(self) -> None:
         """Make embedding and head one parameter where the model says so; again after they were wrapped."""
@@ -270,7 +309,7 @@ def runtime_name(name: str) -> str:
         name = name.replace(f"mlp.{experts}", f"moe.{stored}")
     for norm in ("attention", "gdn", "mlp"):
         name = name.replace(f"{norm}_norm", f"{norm}.norm")
-    return name.replace("gdn.into", "gdn.in")
+    return name.replace("gdn.into", "gdn.in").replace(".whole.lora", ".lora")
 
 
 def _stored(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,8 @@ class GatherOptions:
     reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
     head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
     replicated_tables: of embedding, positions and LM head, those replicated over z; their gradients are
-    summed over z at the end of the step.
+    summed over z at the end of the step. replicated_adapters: the same of all adapters, whose gradients are then also
+    summed over the axis of tensor parallelism that splits neither of their dims, in one call each.
     whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
     master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
     in the compute type beside them.
@@ -169,6 +170,7 @@ class GatherOptions:
     reshard: Literal["always", "never", "fit"] = "fit"
     head_gathered_again: bool = False
     replicated_tables: tuple[str, ...] = _words("embedding", "position", "head")
+    replicated_adapters: bool = False
     whole_rows: bool = True
     master_shards: bool = True
 

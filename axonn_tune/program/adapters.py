@@ -74,6 +74,11 @@ class Adapter:
         return self.linear.output_axis == "x"
 
     @property
+    def part(self) -> str:
+        """Of its layer's outputs, as `Tuning.targets` has it; "" for all."""
+        return self.target.partition("/")[2]
+
+    @property
     def _rank(self) -> Size:
         return as_size(float(self.tuning.rank))
 
@@ -104,24 +109,32 @@ class Adapter:
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Both GEMMs, and the sum with the layer's output; before them dropout."""
-        tokens, (r, n) = self._tokens(given), self._split(given)
+        tokens, n = self._tokens(given), self._split(given)[1]
         groups = self.experts or ONCE
         product = partial(MatMul, phase, self.layer, layout="NN", calls=PARTS, groups=groups)
-        yield from self._copied(given, phase)
-        yield product(tokens / groups, r, self.linear.k, makes=(self.middle,))
+        yield from self.into_middle(given, phase)
         yield from self._sent("all_gather" if self.column else "all_reduce", phase, tokens * self._rank, given)
         yield product(tokens / groups, n, self._rank)
         if self.row:
             yield from self._rejoined(phase, tokens, given)
         # Scaled by α/r, and added: read and written, then two read and one written.
         summed = given.outside(tokens) if self.row and not self.linear.outside else tokens
-        yield Kernel(phase, self.layer, 2.5 * given.element * summed * self.n, 2.0 * PARTS)
+        # The bundled runtime's GEMM scales and adds to all outputs what it makes; a part of them is made first.
+        accesses, launches = (3.0 if self.part else 1.0, 1.0) if given.launched else (2.5, 2.0)
+        yield Kernel(phase, self.layer, accesses * given.element * summed * self.n, launches * PARTS)
         if self.output is not None:
             # The norm of W + B·A, which is made for it: both are read, the sum is written and read. Then all outputs
             # are scaled (NVIDIA-NeMo/Megatron-Bridge@067f987d, peft/dora_layers.py, _get_weight_norm).
             yield MatMul(phase, self.layer, self.linear.k, self.n, self._rank, "NN")
             yield Kernel(phase, self.layer, 4.0 * given.element * self.linear.k * self.n)
             yield Kernel(phase, self.layer, 2.0 * given.element * summed * self.n, PARTS, makes=(self.output,))
+
+    def into_middle(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """Dropout of its input, and the GEMM with A."""
+        yield from self._copied(given, phase)
+        tokens, r, groups = self._tokens(given), self._split(given)[0], self.experts or ONCE
+        product = partial(MatMul, phase, self.layer, layout="NN", calls=PARTS, groups=groups)
+        yield product(tokens / groups, r, self.linear.k, makes=(self.middle,))
 
     def _copied(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Dropout of its input, which reads and writes it beside a mask; what is only kept takes no time."""
@@ -139,29 +152,37 @@ class Adapter:
         if self.output is not None:
             scaled = (self.output.name,)
             yield Kernel("backward", layer, 4.0 * given.element * tokens * n, PARTS, frees=scaled)
-        yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
+        part = self._part_gradient(given)
+        if self.part or not given.launched:
+            yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS, makes=part)
         if self.row and given.options.sequence_parallel:
             yield from self._rejoined("backward", tokens, given)
         yield back(each, self._rank, n, layout="NT")
         yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
         yield back(self._rank, n, each, layout="TN")
         freed = (self.middle.name, *([self.own_input.name] if self.own_input else []))
-        yield back(k, r, each, layout="TN", frees=(*freed, *frees))
+        yield back(k, r, each, layout="TN", frees=(*freed, *frees, *(one.name for one in part)))
         if self.rows is not None and not self.each and self.tuning.collectives != "none":
             # The one that they share, on all ranks of experts (Megatron-Bridge's _allreduce_shared_expert_grad).
             for size in self.elements:
                 yield Collective("all_reduce", "expert", "backward", layer, given.element * size, calls=PARTS)
         if not passes:
             return
-        yield back(each, k, r, layout="NT", makes=(gradient,))
+        yield back(each, k, r, layout="NT", makes=gradient)
         if self.column and not given.options.sequence_parallel:
             yield from self._sent("all_reduce", "backward", tokens * k, given)
-        yield Kernel("backward", layer, 3.0 * given.element * tokens * k, PARTS)
+        yield Kernel("backward", layer, (1.0 if given.launched else 3.0) * given.element * tokens * k, PARTS)
 
-    def input_gradient(self, given: LayerInputs) -> Array:
-        """What of the input's gradient comes of it, until it is added."""
+    def input_gradient(self, given: LayerInputs) -> tuple[Array, ...]:
+        """What of the input's gradient comes of it, until it is added; the bundled runtime's GEMMs add to one array."""
         size = given.element * PARTS * self._tokens(given) * self.linear.k
-        return Array(f"{self.layer} input gradient", "backward temporaries", size)
+        return () if given.launched else (Array(f"{self.layer} input gradient", "backward temporaries", size),)
+
+    def _part_gradient(self, given: LayerInputs) -> tuple[Array, ...]:
+        """The bundled runtime's copy of the gradient of a part of its layer's outputs, as a GEMM takes it."""
+        size = given.element * self._tokens(given) * self.n
+        name = f"{self.layer} output gradient"
+        return (Array(name, "backward temporaries", size),) if given.launched and self.part else ()
 
 
 def adapters_of(

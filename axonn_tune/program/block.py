@@ -127,7 +127,6 @@ class BlockNodes:
             if (
                 (node.makes and node not in self.unneeded)
                 or node in wider
-                or node.adapters
                 or (any(one in found for one in after) if after else wanted)
             ):
                 found.add(node)
@@ -207,7 +206,7 @@ def gather_block(nodes: BlockNodes, phase: Phase) -> list[Operation]:
     given, calls = nodes.given, nodes.given.gathered_share(phase)
     if given.options.gather_unit == "weight":
         adapters = layers.gather_weight(ADAPTER, given.trained_block, given, phase=phase, calls=calls)
-        return adapters if nodes.adapted else []
+        return adapters if nodes.adapted and not given.replicates_adapters else []
     gathers = layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
     return [*gathers, *experts.gather_experts(given, phase=phase, unit="block")]
 
@@ -235,6 +234,9 @@ def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operatio
             if whole or node in nodes.lasting:
                 freed = nodes.freed_again(node) if phase == "recompute" else ()
                 yield from _freeing(node.forward(given, phase), freed)
+            else:
+                # What they keep is made of a saved input, without the layer's own GEMM.
+                yield from (step for one in node.adapters for step in one.into_middle(given, phase))
 
     yield from _in_order(nodes.forward, steps)
 
@@ -315,7 +317,7 @@ def _backward(nodes: BlockNodes, recompute: Recompute) -> Iterator[Operation]:
             whole = len(nodes.trained) == len(nodes.forward)
             yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block if whole else given.trained_block, given)
         yield from experts.reduce_experts(given, nodes.forward, unit="block")
-    elif nodes.adapted:
+    elif nodes.adapted and not given.replicates_adapters:
         yield from layers.reduce_weight_gradient(ADAPTER, given.trained_block, given)
 
 

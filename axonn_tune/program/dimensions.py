@@ -373,9 +373,10 @@ def _weights_of_types(
     found = _Weights(expert_z, expert_data, {}, {}, [], [], [], [])
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     counts_of = counted(model, sequence_parallel=options.sequence_parallel)
+    whole = options.replicated_adapters and model.tuning is not None
     for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
         weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
-        block = trained / split
+        block = trained / (axes["x"] * axes["y"] if whole else split)
         own = {"L": count, **type_constants(layer), **_named_span(axes, of), "W": weights, "trained": trained}
         if layer.indexer is not None:
             own["padded"] = _rounded_up(layer.heads / axes["x"], float(WHOLE_HEADS), arithmetic)
@@ -389,6 +390,12 @@ def _weights_of_types(
             found.buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
             found.routed.append(count * rank)
             found.frozen_experts.append(count * (_expert_weights(one, axes, options) / expert_z - rank))
+    if whole:
+        for axis in "xy":
+            split_by = [
+                count * getattr(one.trains, f"over_{axis}") for count, one in zip(counts, counts_of, strict=True)
+            ]
+            found.buckets[f"adapters_over_{axis}"] = _rounded_up(_sum(split_by) / axes[axis], share, arithmetic)
     return found
 
 

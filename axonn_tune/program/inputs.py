@@ -198,6 +198,11 @@ class LayerInputs:
         return self.tuning is None or self.tuning.adapts
 
     @property
+    def replicates_adapters(self) -> bool:
+        """Whether adapters are whole on all ranks of z."""
+        return self.options.replicated_adapters and self.tuning is not None
+
+    @property
     def streams(self) -> int:
         """Residual streams: several with hyper-connections."""
         return self.model.residual_streams or 1

@@ -99,7 +99,7 @@ def persistent_items(given: LayerInputs) -> Held:
             # Without states: as ranks have weights to compute with, or as shards that are gathered.
             name, element = ("compute", float(sizes.compute)) if copied else ("master", float(vectors.master))
             if given.tuning is not None:
-                name, element = "frozen", given.tuning.base_bytes
+                name, element = "frozen", given.tuning.base_bytes if given.tuning.quantized else float(sizes.compute)
                 held += [] if of else [("frozen weights", 1.0 * sizes.compute * symbol("frozen_tables"))]
             held.append((f"{name} weights{of}", element * frozen))
             held += [] if of else [("replicated vectors", float(sizes.main) * symbol("frozen_vectors"))]
@@ -533,8 +533,8 @@ def price_memory(
 
 
 def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
-    """1.0 where weights are sharded over z, 0.0 where a rank has them whole."""
-    if given.options.master_shards:
+    """1.0 where weights are sharded over z, 0.0 where a rank has them whole, in the type that it computes with."""
+    if given.options.master_shards and given.tuning is None:
         return 1.0
     split: Value = arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)
     return split

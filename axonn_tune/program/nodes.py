@@ -333,7 +333,8 @@ class Gemm(Node):
             yield from one.backward(given)
         wide = layers.dequantized("backward", self.linear, given)
         yield from wide
-        added = *(one.input_gradient(given).name for one in self.adapters), *names(one.makes[0] for one in wide)
+        inputs = (made for one in self.adapters for made in one.input_gradient(given))
+        added = *names(inputs), *names(one.makes[0] for one in wide)
         if self.operand is None:
             yield from back(makes=behind.gradient, frees=(*behind.frees, *added))
             return

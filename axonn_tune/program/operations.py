@@ -82,6 +82,7 @@ CANDIDATE_SYMBOLS = (
         "squares",
         "applied",
     ),
+    *("adapters_over_y", "adapters_over_x"),
 )
 """What differs between candidates.
 

@@ -20,7 +20,19 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.count import counted, trains_experts
-from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y, suffixes
+from axonn_tune.program.inputs import (
+    ADAPTER,
+    COPY,
+    EXPERTS,
+    POSITIONS,
+    TABLE,
+    WHOLE_BLOCK,
+    H,
+    LayerInputs,
+    X,
+    Y,
+    suffixes,
+)
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -434,8 +446,10 @@ def build_step(
     kinds = list(_kinds(given, some=some))
     of_tables = _table_buckets(given)
     buckets = [*chain.from_iterable(_block_buckets(one, number) for one, number in kinds), *of_tables]
+    buckets += [(ADAPTER, elements, ONCE) for _, elements in update.adapters_by_axis(given)]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
-    unsent = (*_unsent(given, kinds), *chain.from_iterable(_summed_over_x(one) for one, _ in kinds))
+    summed = chain.from_iterable(_summed_over_x(one) for one, _ in kinds)
+    unsent = (*_unsent(given, kinds), *update.adapters_end(given), *summed)
     return StepProgram(
         recompute=recompute,
         given=given,
@@ -575,6 +589,8 @@ def _summed_over_x(given: LayerInputs) -> list[Collective]:
 def _block_buckets(given: LayerInputs, number: int) -> list[Bucket]:
     """Data-parallel buckets of what trains in a block, `(layer, elements, how many a step)`: that of its routed experts
     is apart."""
+    if given.replicates_adapters:
+        return []
     trained = counted(given.model)[number].trains
     experts = EXPERTS, symbol(f"expert_bucket{given.of}"), given.blocks
     bucket = WHOLE_BLOCK, symbol(f"block_bucket{given.of}"), given.blocks

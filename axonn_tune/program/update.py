@@ -10,7 +10,7 @@ from axonn_tune.frameworks.optimizers import ADAMW, optimizers
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.count import counted, trains_experts
-from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
+from axonn_tune.program.inputs import ADAPTER, COPY, EXPERTS, TABLE, LayerInputs
 from axonn_tune.program.operations import (
     ONCE,
     Collective,
@@ -215,6 +215,23 @@ def _tables_end(given: LayerInputs) -> Iterator[Operation]:
         # Megatron-LM adds whole buffers; the bundled runtime adds only each rank's share.
         own = bucket / given.replicas if given.sharded and not given.options.distributed_optimizer else shard
         yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
+
+
+def adapters_by_axis(given: LayerInputs) -> tuple[tuple[str, Size], ...]:
+    """Where adapters are whole on all ranks of z: an axis over which ranks have some alike, with gradients of their
+    own, and how many elements a rank has of those. x and y each split one dim of one matrix of an adapter."""
+    if not given.replicates_adapters:
+        return ()
+    return ("x", symbol("adapters_over_y")), ("y", symbol("adapters_over_x"))
+
+
+def adapters_end(given: LayerInputs) -> Iterator[Collective]:
+    """Sums of their gradients over that axis, over z and over data, in one call each."""
+    for axis, elements in adapters_by_axis(given):
+        size = given.gradient_bytes * elements
+        yield Collective("all_reduce", axis, "step", ADAPTER, size)
+        yield Collective("all_reduce", given.shard_axes, "step", ADAPTER, size)
+        yield replace(data_bucket(ADAPTER, elements, given), phase="step")
 
 
 def parameter_gather(layer: str, elements: Size, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> Collective:

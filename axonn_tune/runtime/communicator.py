@@ -404,6 +404,14 @@ class DataBuckets:
             self.finish()
         self.communicator.all_reduce(bucket.own_gradient, ENDS, "step", "embedding").wait()
 
+    def reduce_adapters(self, axis: str, bucket: Bucket) -> None:
+        """Sum gradients of adapters over an axis whose ranks have them alike, each a share of the sum, over z and over
+        data, and wait."""
+        for axes in (axis, "z"):
+            self.communicator.all_reduce(bucket.gradient, axes, "step", bucket.layer).wait()
+        self._sent.append((bucket, self._reduce(bucket, "step")))
+        self.finish()
+
     def reduce_vectors(self, bucket: Bucket) -> None:
         """Sum the gradients of the replicated vectors over z, then data, in place, and wait.
 

@@ -135,9 +135,9 @@ class RuntimeSettings:
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
     share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
-    whatever the router says; balance: factor of the load-balancing loss of a token; bias_rate: how far
-    routers' biases move each step; compile: elementwise work between GEMMs, attention and collectives becomes kernels
-    of `compiler`, which recompiles for new shapes.
+    whatever the router says; balance: factor of the load-balancing loss of a token; bias_rate: how far routers' biases
+    move each step; adapter_scale: of adapters' outputs; compile: elementwise work between GEMMs, attention and
+    collectives becomes kernels of `compiler`, which recompiles for new shapes.
     """
 
     compute: torch.dtype
@@ -155,6 +155,7 @@ class RuntimeSettings:
     forced_balance: bool = False
     balance: float = 0.0
     bias_rate: float = 0.0
+    adapter_scale: float = 1.0
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = COMPILE_STATIC
 
 
@@ -177,6 +178,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         forced_balance=launch.force_load_balancing,
         balance=launch.load_balancing_loss / (launch.workload.global_batch * launch.workload.sequence_length),
         bias_rate=launch.router_bias_rate,
+        adapter_scale=launch.adapter_scale,
     )
 
 

@@ -29,6 +29,7 @@ from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import CausalAttention, GatedAttention
+from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.start import print_message, require_size
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
@@ -210,15 +211,19 @@ def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
     if different := compare(ledger, replace(program_of(launch, stage=stage), natural=False)):
         raise CheckFailedError("\n".join([f"the collectives of rank {rank} differ from the program:", *different]))
     name = f"rank {rank} of {grid.world}" + (f" (pipeline stage {stage})" if grid.pipeline > 1 else "")
-    vectors = trainer.model.vectors
-    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
+    store, vectors = trainer.model.store, trainer.model.vectors
+    buckets = [bucket for bucket in store.buckets if bucket is not vectors]
     master_bytes = sum(bucket.master.nbytes for bucket in buckets)
     items = {
         "master weights": master_bytes,
         "optimizer moments": sum(state.nbytes for bucket in buckets for state in bucket.states),
         "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, with states": (2 + len(vectors.states)) * vectors.master.nbytes,
     }
+    if vectors is not None:
+        items["replicated vectors, with states"] = (2 + len(vectors.states)) * vectors.master.nbytes
+    every: list[Parameter] = [*store.matrices, *store.vectors]
+    if frozen := sum(one.value.nbytes for one in every if not one.trains):
+        items["weights that do not train"] = frozen
     if launch.workload.shard_optimizer_over_data:
         items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
     items["activations, gathered weights, temporaries"] = meter.peak - sum(items.values())

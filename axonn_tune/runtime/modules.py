@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime import philox
+from axonn_tune.runtime.adapters import Adapter
 from axonn_tune.runtime.communicator import Communicator, WeightGradients
 from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
 from axonn_tune.runtime.parameters import Matrix, Vector
@@ -82,7 +83,8 @@ class CausalAttention:
     def _joined(self, before: Tensors, weights: Tensors, *gradients: torch.Tensor) -> torch.Tensor:
         found, *of_norms = self.join(*gradients, self.turns, weights, *before)
         for norm, gradient in zip(self.norms, of_norms, strict=True):
-            norm.gradient += gradient
+            if norm.trains:
+                norm.gradient += gradient
         return found
 
     def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
@@ -366,6 +368,9 @@ def swiglu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 Result = TypeVar("Result")
 
+Middles: TypeAlias = dict[str, tuple[torch.Tensor, ...]]
+"""What adapters of linear layers keep, by the name of the layer."""
+
 
 @dataclass
 class ParallelLinear:
@@ -382,9 +387,17 @@ class ParallelLinear:
     communicator: Communicator
     settings: RuntimeSettings
     after: Callable[[], None] | None = None
+    adapters: tuple[Adapter, ...] = ()
 
-    def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
-        """`I[M, k] → O[M, n]`: GEMM with bias, all-reduce.
+    @property
+    def needs_input(self) -> bool:
+        """Whether the gradient of a matrix needs its input."""
+        return self.weight.trains or bool(self.adapters)
+
+    def forward(
+        self, x: torch.Tensor, block: torch.Tensor, phase: Phase, middles: Middles | None = None
+    ) -> Generator[None, None, torch.Tensor]:
+        """`I[M, k] → O[M, n]`: GEMM with bias, those of adapters, all-reduce; what these keep goes to `middles`.
 
         Yields while the all-reduce is in flight, so that the other half can compute.
         """
@@ -393,11 +406,33 @@ class ParallelLinear:
         else:
             # Added as the GEMM writes, so at no cost.
             output = torch.addmm(self.bias.value.to(x.dtype), x, block)
+        kept = self.middles_of(x)
+        for adapter, middle in zip(self.adapters, kept, strict=True):
+            adapter.add_to(output, middle)
+        if middles is not None and kept:
+            middles[self.layer] = kept
+        del kept
         pending = self.communicator.all_reduce(output, self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
             pending.wait()
         yield
         return pending.wait()
+
+    def middles_of(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What each adapter keeps of an input."""
+        return tuple(one.middle(x) for one in self.adapters)
+
+    def adapters_backward(
+        self, inputs: Sequence[torch.Tensor], output_gradients: Sequence[torch.Tensor], middles: Sequence[Middles]
+    ) -> list[list[torch.Tensor]]:
+        """Gradients of adapters, from those of the output; of each part, gradients of what each adapter kept of it."""
+        if not self.adapters:
+            return []
+        found = list[list[torch.Tensor]]()
+        for x, gradient, kept in zip(inputs, output_gradients, middles, strict=True):
+            each = zip(self.adapters, kept.pop(self.layer), strict=True)
+            found.append([adapter.backward(x, middle, gradient) for adapter, middle in each])
+        return found
 
     def backward(
         self,
@@ -405,21 +440,28 @@ class ParallelLinear:
         block: torch.Tensor,
         output_gradients: Sequence[torch.Tensor],
         gradients: WeightGradients,
+        middles: Sequence[Middles] = (),
     ) -> list[torch.Tensor]:
-        """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]` and `dO[M, n]`.
+        """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]`, if that is needed, and `dO[M, n]`.
 
-        `dW[k, n] = Iᵀ · dO` of all parts is in flight when this returns.
+        `dW[k, n] = Iᵀ · dO` of all parts is in flight when this returns. middles: of each part, no longer there then.
         """
-        before = []
-        for gradient in output_gradients:
-            pending = self.communicator.all_reduce(gradient @ block.t(), self.input_axis, "backward", self.layer)
+        before, of_middles = [], self.adapters_backward(inputs, output_gradients, middles)
+        for number, gradient in enumerate(output_gradients):
+            found: torch.Tensor | None = None
+            for adapter, of_middle in zip(self.adapters, of_middles[number] if of_middles else (), strict=True):
+                found = adapter.input_gradient(of_middle, found)
+            found = gradient @ block.t() if found is None else found.addmm_(gradient, block.t())
+            pending = self.communicator.all_reduce(found, self.input_axis, "backward", self.layer)
+            del found
             if "input_gradient" not in self.settings.overlaps:
                 pending.wait()
             before.append(pending)
-        if self.bias is not None:
+        if self.bias is not None and self.bias.trains:
             for gradient in output_gradients:
                 self.bias.gradient += gradient.sum(0, dtype=self.bias.gradient.dtype)
-        gradients.add(self.weight, inputs, output_gradients, self.layer, self.after)
+        if self.weight.trains:
+            gradients.add(self.weight, inputs, output_gradients, self.layer, self.after)
         return [pending.wait() for pending in before]
 
 
@@ -510,8 +552,9 @@ class Norm:
             inner, *sums = self._gradient_sums(x, statistics, self.weight.value, gradient)
             means = (self.communicator.all_reduce(inner, "y", "backward", self.name).wait() / self.width).unbind()
             found = self._centred(x, statistics, self.weight.value, gradient, means, residual)
-        self.weight.gradient += sums[0]
-        if self.bias is not None:
+        if self.weight.trains:
+            self.weight.gradient += sums[0]
+        if self.bias is not None and self.bias.trains:
             self.bias.gradient += sums[1]
         return found
 

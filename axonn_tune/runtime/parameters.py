@@ -27,10 +27,11 @@ class Matrix:
     """One rank's shard of a matrix `W[real_rows, columns]`, with its accumulated gradient in the master type.
 
     name: the same on every grid; rows beyond `real_rows` are padding and stay zero; split_axes: axes over which ranks
-    hold different elements; shard_axis: that of them over which the weight is gathered; gathered_rows: its rows then;
-    row_range, column_range: those of the shard itself; value: the shard in the master type, or in the compute type if
-    master weights are sharded over data. column_axes: axes that split columns; parts: columns of this shard that an
-    optimizer takes for a matrix each; of: blocks that have it, where there are several kinds.
+    hold different elements; shard_axis: that of them over which the weight is gathered, "" of an adapter;
+    gathered_rows: its rows then; row_range, column_range: those of the shard itself; value: the shard in the master
+    type, or in the compute type if master weights are sharded over data. column_axes: axes that split columns; parts:
+    columns of this shard that an optimizer takes for a matrix each; of: blocks that have it, where there are several
+    kinds. trains: otherwise its gradient is empty, and its value in the compute type.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Matrix:
     column_axes: tuple[str, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
     of: str = ""
+    trains: bool = True
 
     @property
     def layer(self) -> str:
@@ -58,7 +60,7 @@ class Vector:
     """A vector in the master type, split over one axis or none; elements: those that this rank has.
 
     rate: of a router's bias, which moves by so much a step; its gradient is how many tokens each expert got. of_heads:
-    each rank of x has the gradient of its heads.
+    each rank of x has the gradient of its heads. trains: otherwise its gradient is empty.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Vector:
     gradient: torch.Tensor
     rate: float | None = None
     of_heads: bool = False
+    trains: bool = True
 
 
 Parameter: TypeAlias = Matrix | Vector
@@ -135,12 +138,16 @@ class Bucket:
 
 @dataclass
 class ParameterStore:
-    """Makes and holds the parameters of one rank, in a fixed order."""
+    """Makes and holds the parameters of one rank, in a fixed order.
+
+    frozen: the compute type, where only adapters train.
+    """
 
     mesh: Mesh
     seed: int
     dtype: torch.dtype
     device: torch.device
+    frozen: torch.dtype | None = None
     matrices: list[Matrix] = field(default_factory=list)
     vectors: list[Vector] = field(default_factory=list)
     buckets: list[Bucket] = field(default_factory=list)
@@ -160,14 +167,16 @@ class ParameterStore:
         """This rank's shard, initialised from counters: the same elements on every grid.
 
         rows: with padding; row_axes, column_axes: what they are split over, rows then also over `shard_axis`, z or for
-        an expert what is left of it; deviation: standard deviation of the initial values.
+        an expert what is left of it, or "" of an adapter; deviation: standard deviation of the initial values.
         """
-        gathered = part_of(range(rows), row_axes, self.mesh)
-        own = part_of(gathered, (shard_axis,), self.mesh)
+        gathered, shards = part_of(range(rows), row_axes, self.mesh), {shard_axis} - {""}
+        own = part_of(gathered, tuple(shards), self.mesh)
         across = part_of(range(columns), column_axes, self.mesh)
-        value = torch.zeros(len(own), len(across), dtype=self.dtype, device=self.device)
+        trains = self.frozen is None or not shard_axis
+        dtype = self.dtype if trains or self.frozen is None else self.frozen
+        value = torch.zeros(len(own), len(across), dtype=dtype, device=self.device)
         real = range(own.start, max(own.start, min(own.stop, real_rows)))
-        if not value.is_meta:
+        if not value.is_meta and deviation:
             key, rows_at_once = philox.key_of(self.seed, name), max(1, _ELEMENTS_AT_ONCE // len(across))
             for start in range(real.start, real.stop, rows_at_once):
                 some = range(start, min(start + rows_at_once, real.stop))
@@ -175,9 +184,9 @@ class ParameterStore:
                 # Index of each element in the whole tensor, row by row.
                 counters = down[:, None] * columns + right
                 value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
-        split = frozenset({shard_axis, *row_axes, *column_axes, *(["expert"] if shard_axis != "z" else [])})
-        places, zeros = (gathered, own, across), torch.zeros_like(value)
-        made = Matrix(name, real_rows, columns, split, shard_axis, *places, value, zeros, column_axes)
+        split = frozenset({*shards, *row_axes, *column_axes, *(["expert"] if shards - {"z"} else [])})
+        places, gradient = (gathered, own, across), torch.zeros_like(value) if trains else value.new_empty(0)
+        made = Matrix(name, real_rows, columns, split, shard_axis, *places, value, gradient, column_axes, trains=trains)
         self.matrices.append(made)
         return made
 
@@ -197,13 +206,15 @@ class ParameterStore:
         if deviation and not values.is_meta:
             counters = torch.arange(elements.start, elements.stop, device=self.device)
             values += deviation * philox.normal(counters, philox.key_of(self.seed, name))
-        made = Vector(name, width, frozenset(axes), elements, values, torch.zeros_like(values), rate, of_heads)
+        trains, axes_of = self.frozen is None, frozenset(axes)
+        gradient = torch.zeros_like(values) if trains else values.new_empty(0)
+        made = Vector(name, width, axes_of, elements, values, gradient, rate, of_heads, trains)
         self.vectors.append(made)
         return made
 
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
         """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
-        experts = isinstance(parameters[0], Matrix) and parameters[0].shard_axis != "z"
+        experts = isinstance(parameters[0], Matrix) and parameters[0].shard_axis not in ("z", "")
         axes = self.mesh.replicas("expert_data" if experts else "data")
         elements = sum(one.value.numel() for one in parameters)
         shares = self.mesh.size(axes) if compute is not None else 1

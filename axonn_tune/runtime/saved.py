@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 
 from axonn_tune.runtime.communicator import CollectiveHandle, WeightGathers
-from axonn_tune.runtime.modules import NormStatistics, ParallelLinear, TensorFunction
+from axonn_tune.runtime.modules import Middles, NormStatistics, ParallelLinear, TensorFunction
 from axonn_tune.runtime.parameters import Bucket, Matrix, Vector
 
 LocalOutput = tuple[torch.Tensor, TensorFunction]
@@ -163,7 +163,8 @@ class SavedActivations:
 
     tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
     reads; hidden: first linear layer's output `[M, N_x]`; local: attention's or activation's output and backward pass;
-    normal: the norm's output; experts: of them; counts: tokens of each of them, on all ranks, for a loss.
+    normal: the norm's output; experts: of them; counts: tokens of each of them, on all ranks, for a loss; middles: of
+    adapters.
     """
 
     tokens: torch.Tensor
@@ -174,3 +175,4 @@ class SavedActivations:
     normal: torch.Tensor | None = None
     experts: SavedExperts | None = None
     counts: CollectiveHandle | None = None
+    middles: Middles = field(default_factory=dict)

@@ -119,16 +119,19 @@ class LMHead:
         block = gathers.take(self.table)
         hidden = gather_hidden(normal, self.communicator, "forward", "head")
         chunks = loss_chunks(len(targets))
-        hidden_gradient, weight_gradient, losses = torch.empty_like(hidden), torch.empty_like(block), []
+        hidden_gradient, losses = torch.empty_like(hidden), list[torch.Tensor]()
+        weight_gradient = torch.empty_like(block if self.table.trains else block[:0])
         pieces = (one.chunk(chunks) for one in (hidden, hidden_gradient, targets))
         for part, part_gradient, labels in zip(*pieces, strict=True):
             logits = part @ block.t()
             losses.append(self._loss(logits, labels, scale=scale))
             torch.mm(logits, block, out=part_gradient)
-            weight_gradient.addmm_(logits.t(), part, beta=min(len(losses) - 1, 1))
+            if self.table.trains:
+                weight_gradient.addmm_(logits.t(), part, beta=min(len(losses) - 1, 1))
             del logits  # Freed, or two chunks' logits would be alive.
         del hidden, part, block
-        gradients.reduce(self.table, weight_gradient, "head", self.after)
+        if self.table.trains:
+            gradients.reduce(self.table, weight_gradient, "head", self.after)
         gradient = scatter_hidden(hidden_gradient, self.communicator, "backward", "head")
         result = self.norm.backward(x, statistics, gradient)
         gradients.finish()

@@ -30,6 +30,7 @@ import torch
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.program.count import adapted
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import Kind, model_parts
 from axonn_tune.program.schedules import schedule_orders
@@ -69,6 +70,8 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
+    if workload.tuning is not None and not adapted(model):
+        found.append(f"workload.tuning.targets: {model.name} has no linear layer of these names")
     framework = AXONN_TUNE.training(model).having(*launch.grid.sizes)
     broken = broken_constraints(grid, model, workload, framework, micro_batch=launch.micro_batch)
     found += [f"grid: {line}" for line in broken]

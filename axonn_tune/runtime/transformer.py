@@ -8,16 +8,18 @@ where the schedule has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from axonn_tune.program.block import block_nodes, repeated_groups
-from axonn_tune.program.inputs import COPY, EXPERTS, LayerInputs
+from axonn_tune.program.inputs import ADAPTER, COPY, EXPERTS, LayerInputs, suffixes
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.program.types.gdn import GatedDeltaNet
+from axonn_tune.runtime.adapters import adapters_of
+from axonn_tune.runtime.blocks import BlockContext, ResidualBranch, TransformerBlock
 from axonn_tune.runtime.communicator import (
     Communicator,
     DataBuckets,
@@ -36,7 +38,6 @@ from axonn_tune.runtime.modules import (
     LocalFunction,
     Norm,
     ParallelLinear,
-    Result,
     activation,
     attention_on,
     attention_parts,
@@ -44,12 +45,11 @@ from axonn_tune.runtime.modules import (
     dropped,
     gate_gradients,
     gated,
-    interleave,
     rotary_positions,
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.saved import ExpertWeights, GatheredWeights, Linear, LocalOutput, Router, SavedActivations
+from axonn_tune.runtime.saved import ExpertWeights, Router
 from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.traces import (
@@ -62,206 +62,6 @@ from axonn_tune.specs.traces import (
     block_forward,
 )
 from axonn_tune.specs.workload import ELEMENT_SIZES
-
-
-@dataclass
-class BlockContext:
-    """What backward of a block needs of a micro-batch; parts: the whole, or both halves if it is split.
-
-    Of each part, the activations of the attention branch and of the MLP branch.
-    """
-
-    parts: list[tuple[SavedActivations, SavedActivations]]
-    weights: GatheredWeights
-
-
-@dataclass
-class ResidualBranch:
-    """`x + dropout(output(local(input(norm(x)))))`: the attention half of a block, or its MLP half.
-
-    name: of the local function, as the program has it; repeated: layers that the backward pass repeats.
-    """
-
-    norm: Norm
-    input: ParallelLinear
-    local: LocalFunction
-    output: ParallelLinear
-    dropout: Dropout
-    repeated: frozenset[str]
-    name: str
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """In forward order."""
-        return self.input, self.output
-
-    def forward(
-        self, saved: SavedActivations, normal: torch.Tensor, weights: GatheredWeights, *, last: bool, save: bool
-    ) -> Generator[None, None, torch.Tensor]:
-        """From the norm's output to the branch's, before dropout; `last`: of those that use the weights.
-
-        save: of a part what the backward pass does not repeat.
-        """
-        hidden = yield from self.input.forward(normal, weights.take(self.input, last=last), "forward")
-        local = self.local(hidden, "forward")
-        output = yield from self.output.forward(local[0], weights.take(self.output, last=last), "forward")
-        if not save:
-            return output
-        if self.norm.name not in self.repeated:
-            saved.normal = normal
-        if self.name not in self.repeated:
-            saved.local = local
-        elif self.input.layer not in self.repeated:
-            saved.hidden = hidden
-        return output
-
-    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
-        """Recompute the forward pass of one part, from its input up to the local function, whose output it returns."""
-        if saved.normal is None:
-            saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
-        hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
-        saved.local = self.local(hidden, "recompute")
-        return saved.local[0]
-
-    def _take_local(self, saved: SavedActivations) -> LocalOutput:
-        """The local function's output and backward pass, saved or made now; no longer saved afterwards."""
-        found = saved.local or self.local(_present(saved.hidden), "recompute")
-        saved.local = saved.hidden = None
-        return found
-
-    def backward(
-        self,
-        parts: Sequence[SavedActivations],
-        output_gradients: Sequence[torch.Tensor],
-        weights: GatheredWeights,
-        gradients: WeightGradients,
-    ) -> list[torch.Tensor]:
-        """Gradient of the residual stream that the branch reads, of each part."""
-        weight = weights.take(self.output, last=True)
-        values, backwards = map(list, zip(*(self._take_local(part) for part in parts), strict=True))
-        part_gradients = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        part_gradients = self.output.backward(values, weight, part_gradients, gradients)
-        # Freed after the last read: an MLP's arrays are the largest.
-        del values, weight
-        part_gradients = [backwards.pop(0)(part_gradients.pop(0)) for _ in parts]
-        weight = weights.take(self.input, last=True)
-        inputs = [(_present(part.x), part.statistics) for part in parts]
-        normals = [
-            self.norm.apply(*read) if part.normal is None else part.normal
-            for part, read in zip(parts, inputs, strict=True)
-        ]
-        part_gradients = self.input.backward(normals, weight, part_gradients, gradients)
-        return [
-            self.norm.backward(*read, gradient, one)
-            for one, read, gradient in zip(output_gradients, inputs, part_gradients, strict=True)
-        ]
-
-
-@dataclass
-class TransformerBlock:
-    """One transformer block.
-
-    full: the backward pass begins with the whole forward pass, up to the activation.
-    """
-
-    number: int
-    attention: ResidualBranch
-    mlp: ResidualBranch | ExpertBranch
-    full: bool
-    kept: GatheredWeights | None = None
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """In forward order."""
-        return *self.attention.linears, *self.mlp.linears
-
-    @property
-    def repeats_mlp(self) -> bool:
-        """Whether the backward pass begins with the MLP, whose first gathered weight stays."""
-        return isinstance(self.mlp, ResidualBranch) and self.mlp.input.layer in self.mlp.repeated
-
-    def backward_gathers(self) -> Iterator[WeightGather]:
-        """Weight gathers of the backward pass, in order."""
-        first = self.mlp.linears[0]
-        again = [one for one in self.linears if self.full or (self.repeats_mlp and one is first)]
-        yield from ((one.weight, "recompute", one.layer) for one in again)
-        held = {one.layer for one in again}
-        yield from ((one.weight, "backward", one.layer) for one in self.linears[::-1] if one.layer not in held)
-
-    def forward(
-        self,
-        parts: Sequence[torch.Tensor],
-        tokens: Sequence[torch.Tensor],
-        gathers: WeightGathers,
-        *,
-        keep_weights: bool,
-    ) -> tuple[list[torch.Tensor], BlockContext]:
-        """`[M, H_y] → [M, H_y]` of each part, and what backward needs. `tokens`: numbers `[M]` of each part's."""
-        weights = GatheredWeights(gathers)
-        passes = [
-            self._forward(x, numbers, weights, last=number == len(parts) - 1 and not keep_weights)
-            for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
-        ]
-        outputs, saved = zip(*interleave(passes), strict=True)
-        if isinstance(self.mlp, ExpertBranch):
-            self.mlp.count([mlp for _, mlp in saved])
-        if keep_weights:
-            if self.kept is None or not self.kept.users:
-                self.kept = weights
-            else:
-                # Earlier micro-batches' own copies go.
-                self.kept.held = weights.held
-                self.kept.users += 1
-            weights = self.kept
-        return list(outputs), BlockContext(list(saved), weights)
-
-    def _forward(
-        self, x: torch.Tensor, tokens: torch.Tensor, weights: GatheredWeights, *, last: bool
-    ) -> Generator[None, None, tuple[torch.Tensor, tuple[SavedActivations, SavedActivations]]]:
-        """One part; `last`: of those that use the weights."""
-        first, second = self.attention, self.mlp
-        _, normal, statistics = first.norm.forward(x)
-        attention = SavedActivations(tokens, statistics, x)
-        output = yield from first.forward(attention, normal, weights, last=last, save=not self.full)
-        middle, mlp_normal, statistics = second.norm.forward(first.dropout(output, tokens), x)
-        del output  # The norm may have returned the sum in another tensor.
-        mlp = SavedActivations(tokens, statistics)
-        mlp.x = None if self.full else middle
-        down = yield from second.forward(mlp, mlp_normal, weights, last=last, save=not self.full)
-        return second.dropout(down, tokens).add_(middle), (attention, mlp)
-
-    def _recompute(
-        self, part: tuple[SavedActivations, SavedActivations], weights: GatheredWeights
-    ) -> Generator[None, None, None]:
-        """Recompute the forward pass of one part up to the activation; the gathered weights stay for backward."""
-        attention, mlp = part
-        core = yield from self.attention.recompute(attention, weights)
-        weight = weights.take(self.attention.output, last=False)
-        output = yield from self.attention.output.forward(core, weight, "recompute")
-        mlp.x = self.attention.dropout(output, attention.tokens).add_(_present(attention.x))
-        yield from self.mlp.recompute(mlp, weights)
-        weights.take(self.mlp.linears[-1], last=False)
-
-    def backward(
-        self, context: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
-    ) -> list[torch.Tensor]:
-        """Gradient of each part's input."""
-        weights = context.weights
-        if self.full:
-            interleave([self._recompute(part, weights) for part in context.parts])
-        elif self.repeats_mlp:
-            interleave([self.mlp.recompute(saved, weights) for _, saved in context.parts])
-        attention, mlp = zip(*context.parts, strict=True)
-        middle = self.mlp.backward(mlp, output_gradients, weights, gradients)
-        result = self.attention.backward(attention, middle, weights, gradients)
-        weights.users -= 1
-        return result
-
-
-def _present(saved: Result | None) -> Result:
-    """The saved or recomputed array."""
-    assert saved is not None, "saved in forward, or just recomputed"
-    return saved
 
 
 @dataclass(frozen=True)
@@ -311,7 +111,8 @@ class Transformer:
         parts: Sequence[int] | None = None,
     ) -> None:
         self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
-        self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
+        frozen = settings.compute if model.tuning is not None else None
+        self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device, frozen)
         self.buckets = DataBuckets(communicator, settings)
         self.places = own_positions(communicator.mesh, sequence, settings.device)
         mesh, stages = communicator.mesh, communicator.mesh.grid.pipeline
@@ -331,7 +132,9 @@ class Transformer:
             self.embedding = Embedding(table, positions, self.places, communicator)
         turned = {_turned(layer) for layer in model.types if layer.attention}
         self._turns = {one: rotary_positions(model, settings, self.places, *one) for one in turned}
-        self._layers = [model.types[number] for number, count in model.runs for _ in range(count)]
+        # Of each layer its type, and what stands before names of its layers in the program.
+        prefixes = [f"{of[1:]}." if of else "" for of in suffixes(model)]
+        self._layers = [(model.types[one], prefixes[one]) for one, count in model.runs for _ in range(count)]
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
         some = settings.recompute_layers or model.layers
@@ -425,10 +228,10 @@ class Transformer:
                 saved.weights.gathers = gathers
             part_gradients = block.backward(saved, part_gradients, gradients)
             del saved
-        result = _joined(part_gradients)
+        result = _joined(part_gradients) if part_gradients else None
         del part_gradients
         part(EMBEDDING_BACKWARD)
-        if not self.begins(chunk):
+        if not self.begins(chunk) or result is None:
             gradients.finish()
             return result
         assert self.embedding is not None, "the first part has it"
@@ -450,7 +253,10 @@ class Transformer:
             if isinstance(block.mlp, ExpertBranch):
                 block.mlp.end_step()
         self.buckets.finish()
-        self.buckets.reduce_vectors(self.vectors)
+        if self.vectors is not None:
+            self.buckets.reduce_vectors(self.vectors)
+        for axis, bucket in self.adapters:
+            self.buckets.reduce_adapters(axis, bucket)
         if self._copies is not None:
             self.buckets.reduce_copies(self._copies)
 
@@ -499,8 +305,17 @@ class Transformer:
         return kept > 0 and any(block is one for one in self.blocks[-kept:])
 
     def _fill_buckets(self) -> None:
-        """Move all parameters into the buckets that the program reduces; each is sent with its last gradient."""
+        """Move all that trains into the buckets that the program reduces; each is sent with its last gradient, but for
+        adapters."""
         self._tables: list[Bucket] = []
+        self._copies: Bucket | None = None
+        self.vectors: Bucket | None = None
+        self.adapters: list[tuple[str, Bucket]] = []
+        if self.model.tuning is not None:
+            mine = [one for one in self.store.matrices if one.trains]
+            for axis, split in (("x", "y"), ("y", "x")):
+                self.adapters.append((axis, self._bucket(ADAPTER, [one for one in mine if split in one.split_axes])))
+            return
         if self.embedding is not None:
             self._tables.append(self._bucket("embedding", [self.embedding.table]))
             if self.embedding.positions is not None:
@@ -517,7 +332,6 @@ class Transformer:
         if self.head is not None and not tied:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
         # Of a tied table the first and the last stage have a copy each.
-        self._copies = None
         if tied and self.communicator.mesh.grid.pipeline > 1 and (self.embedding is not None or self.head is not None):
             self._copies = self._tables[0] if self.head is None else self._bucket(COPY, [self.head.table])
             self._copies.copies = 2
@@ -542,8 +356,7 @@ class Transformer:
 
     def _block(self, number: int, *, repeats: bool) -> TransformerBlock:
         recompute = self.settings.recompute if repeats else "none"
-        layer, model, name = self._layers[number], self.model, f"blocks.{number}"
-        prefix = f"{layer.name}." if len(model.types) > 1 else ""
+        (layer, prefix), model, name = self._layers[number], self.model, f"blocks.{number}"
         nodes = block_nodes(LayerInputs(model, ELEMENT_SIZES["fp32"], BUNDLED, layer=layer))
         groups = repeated_groups(nodes, recompute)
         repeated = frozenset(prefix + node.layer for group in groups for node in group.nodes)
@@ -554,14 +367,15 @@ class Transformer:
         else:
             mlp = ResidualBranch(
                 norm=mlp_norm,
-                input=self._linear(name, prefix, "mlp.fc1", (model.hidden, layer.up_width)),
+                input=self._linear(name, prefix, "mlp.fc1", (model.hidden, layer.up_width), of=layer),
                 local=activation(self.settings, gated=layer.gated),
-                output=self._linear(name, prefix, "mlp.fc2", (layer.ffn, model.hidden), transposed=True),
+                output=self._linear(name, prefix, "mlp.fc2", (layer.ffn, model.hidden), transposed=True, of=layer),
                 dropout=self._dropout(f"{name}.mlp.fc2"),
                 repeated=repeated,
                 name=f"{prefix}mlp.activation",
             )
-        return TransformerBlock(number, attention, mlp, recompute == "full")
+        every = (one for one in (*attention.linears, *mlp.linears) if isinstance(one, ParallelLinear) and one.adapters)
+        return TransformerBlock(number, attention, mlp, recompute == "full", next(every) if layer.opens else None)
 
     def _mixer(self, name: str, prefix: str, layer: Layer, repeated: frozenset[str]) -> ResidualBranch:
         """Attention, or what a layer has in its place."""
@@ -574,7 +388,7 @@ class Transformer:
             widths = layer.qkv_width + layer.gate_width, layer.query_width
             local = self._attention(layer, name, prefix)
         norm = f"{into.partition('.')[0]}.norm"
-        projections = self._linear(name, prefix, into, (hidden, widths[0]))
+        projections = self._linear(name, prefix, into, (hidden, widths[0]), of=layer)
         if layer.attention:
             shares, device = self.communicator.mesh.size("x"), self.settings.device
             projections.weight.parts = attention_parts(layer, shares=shares, device=device)
@@ -582,7 +396,7 @@ class Transformer:
             norm=self._norm(f"{name}.{norm}", layer=f"{prefix}{norm}"),
             input=projections,
             local=local,
-            output=self._linear(name, prefix, out, (widths[1], hidden), transposed=True),
+            output=self._linear(name, prefix, out, (widths[1], hidden), transposed=True, of=layer),
             dropout=self._dropout(f"{name}.{out}"),
             repeated=repeated,
             name=f"{prefix}{middle}",
@@ -659,13 +473,23 @@ class Transformer:
         return Norm(layer, hidden, weight, bias, self.communicator, self.settings)
 
     def _linear(
-        self, block: str, prefix: str, layer: str, shape: tuple[int, int], *, transposed: bool = False
+        self,
+        block: str,
+        prefix: str,
+        layer: str,
+        shape: tuple[int, int],
+        *,
+        transposed: bool = False,
+        of: Layer | None = None,
     ) -> ParallelLinear:
-        """A linear layer; prefix: before its name in the program."""
+        """A linear layer; prefix: before its name in the program; of: the layer type, where it may have adapters."""
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
         weight, name = self._matrix(f"{block}.{layer}", shape, prefix, transposed=transposed), f"{block}.{layer}.bias"
         bias = self.store.vector(name, shape[1], column_axis, value=0.0) if self.model.biases else None
-        return ParallelLinear(prefix + layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+        axes, where, tuning = (row_axis, column_axis), (self.communicator, self.settings), self.model.tuning
+        scale = self.settings.adapter_scale
+        adapters = adapters_of(self.store, tuning, of, f"{block}.{layer}", shape, axes, scale=scale)
+        return ParallelLinear(prefix + layer, *axes, weight, bias, *where, adapters=adapters)
 
     def _matrix(
         self, name: str, shape: tuple[int, int], of: str, *, transposed: bool = False, shard_axis: str = "z"

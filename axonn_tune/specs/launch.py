@@ -210,7 +210,10 @@ class Provenance(Document):
 class Launch(Document):
     """A launch config."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing", "load_balancing_loss", "router_bias_rate")
+    left_out_at_default: ClassVar[tuple[str, ...]] = (
+        *("force_load_balancing", "load_balancing_loss", "router_bias_rate"),
+        "lora_alpha",
+    )
 
     schema_: Literal["axonn-tune/launch/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
@@ -251,6 +254,9 @@ class Launch(Document):
     router_bias_rate: NonNegativeFloat = Field(
         default=1e-3, description="How far routers' biases move each step, towards equal numbers of tokens."
     )
+    lora_alpha: PositiveFloat | None = Field(
+        default=None, description="Adapters' outputs are multiplied by it over their rank; absent: twice the rank."
+    )
     compile: bool = Field(
         default=False,
         description="Elementwise work between collectives by torch.compile; needs a C++ compiler or Triton.",
@@ -275,7 +281,8 @@ class Launch(Document):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Launch:
-        """Refuse contradictory edits, all in one message."""
+        """Refuse contradictory edits, all in one message. The model is then that of which only so much trains."""
+        object.__setattr__(self, "model", self.model.tuned(self.workload.tuning))
         found = [*self._batch_problems(), *self._part_problems(), *self._environment_problems()]
         if self.backend == "nccl" and self.device == "cpu":
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
@@ -283,9 +290,17 @@ class Launch(Document):
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
         if why := unrun(self.model):
             found.append(why)
+        if self.model.tuning is not None and self.optimizer.name == "muon":
+            found.append("optimizer.name is muon: adapters train by adamw, sgd or lion here")
         if found:
             raise ValueError("; ".join(found))
         return self
+
+    @property
+    def adapter_scale(self) -> float:
+        """What adapters' outputs are multiplied by."""
+        tuning = self.workload.tuning
+        return 2.0 if self.lora_alpha is None or tuning is None else self.lora_alpha / tuning.rank
 
     def _batch_problems(self) -> list[str]:
         grid, batch = self.grid, self.workload.global_batch

@@ -30,7 +30,7 @@ from pydantic.fields import FieldInfo
 from axonn_tune.errors import suggest
 from axonn_tune.specs.document import Document, Size
 from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat
-from axonn_tune.specs.tuning import Tuning
+from axonn_tune.specs.tuning import TITLES, Tuning
 
 MODEL_SCHEMA = "axonn-tune/model/1"
 MOST_LAYERS, MOST_TYPES, MOST_PREDICTING = 1_000, 64, 32
@@ -709,5 +709,17 @@ def unrun(model: Model) -> str | None:
         "norms of queries and keys without rotary positions": model.family == "gpt"
         and any(layer.qk_norms for layer in model.types),
     }
+    if (tuning := model.tuning) is not None:
+        finer |= {
+            TITLES[tuning.mode]: tuning.mode != "lora",
+            f"base in {tuning.base}": tuning.quantized,
+            f"adapters in {tuning.dtype}": tuning.dtype != "fp32",
+            "dropout of adapters": tuning.dropout > 0.0,
+            "gradients of a first layer's input": tuning.input_gradients,
+            "collectives of adapters": tuning.collectives != "none",
+            "tables that train beside adapters": bool(tuning.tables) and tuning.adapts,
+            "adapters of models with experts": bool(experts),
+            "adapters of models with gated delta nets": any(layer.mixer is not None for layer in model.types),
+        }
     lacking += [words for words, has in finer.items() if has]
     return f"{model.name}: the bundled runtime has no {', no '.join(lacking)}" if lacking else None

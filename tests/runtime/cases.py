@@ -14,6 +14,7 @@ from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import LayerType, Model
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.vocabulary import PipelineOrder
 
@@ -26,13 +27,15 @@ MOST_ACCUMULATION = {1: 3, 2: 3, 3: 3, 4: 3, 6: 2, 8: 2, 16: 2}
 CANDIDATES, CHANCE, DAILY = 40, 27, 7
 BIAS_RATE = 0.01
 """Of routers' biases, a step."""
+ADAPTER_SCALE = 1.5
 DEEP = load_model("nano-16").document
 INNERMOST = "innermost"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the serial run depends on; normed: with norms of queries and keys; by: which optimizer."""
+    """What the serial run depends on; normed: with norms of queries and keys; by: which optimizer; targets: of adapters
+    that train alone."""
 
     family: str
     tied: bool
@@ -45,6 +48,7 @@ class Training:
     balance: float = 0.0
     normed: bool = False
     by: Literal["adamw", "sgd", "lion", "muon"] = "adamw"
+    targets: tuple[str, ...] = ()
 
     @cached_property
     def model(self) -> Model:
@@ -67,7 +71,12 @@ class Training:
         if self.normed:
             types = document.layer_types or {"dense": LayerType()}
             change["layer_types"] = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items()}
-        return document.model_copy(update=change | (deep if self.deep else {}))
+        return document.model_copy(update=change | (deep if self.deep else {})).tuned(self.tuning)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """Adapters of a rank that nothing divides."""
+        return Tuning(mode="lora", rank=5, targets=self.targets, dtype="fp32") if self.targets else None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -119,8 +128,9 @@ class Case:
     @property
     def workload(self) -> Workload:
         """What a step processes."""
-        change = {"split_micro_batch": self.split, "shard_optimizer_over_data": self.sharded}
-        return WORKLOAD.model_copy(update=change | {"sequence_length": self.training.sequence})
+        change: dict[str, object] = {"split_micro_batch": self.split, "shard_optimizer_over_data": self.sharded}
+        change |= {"sequence_length": self.training.sequence, "tuning": self.training.tuning}
+        return WORKLOAD.model_copy(update=change)
 
     @property
     def accumulation(self) -> int:
@@ -137,6 +147,7 @@ class Case:
         tables = f"{'tied' if training.tied else 'untied'}-kv{training.kv_heads}" + "-biased" * training.biases
         some = "" if self.recompute_layers is None else f"-on{self.recompute_layers}"
         run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}{some}-kept{self.kept_layers}"
+        run += f"-lora{training.targets.count('*') or len(training.targets)}" * bool(training.targets)
         run += "-split" * self.split + "-sharded" * self.sharded + "-clipped" * training.clipping
         run += f"-{training.by}" * (training.by != "adamw") + f"-{self.order}" * (self.order != "1f1b")
         return f"{sizes}{stages if self.grid.pipeline > 1 else ''}-{wide or 'one'}-{training.family}-{tables}-{run}"
@@ -334,6 +345,44 @@ def optimizer_cases() -> dict[Case, bool]:
     }
 
 
+LORA_TRAININGS = (
+    Training("llama", False, False, 12, True, 0.1, targets=("*",)),
+    Training("gpt", True, True, 24, False, targets=("attention.qkv/q", "attention.qkv/v", "mlp.fc2")),
+    Training("llama", True, False, 24, True, normed=True, targets=("mlp.fc1/gate", "mlp.fc1/up", "attention.output")),
+    Training("llama", False, False, 24, False, targets=("mlp.fc1/up",)),
+    Training("gpt", False, True, 24, True, 0.1, targets=("mlp.fc2",)),
+)
+LORA_DAILY = ((2, 1, 2, 1, 1), (1, 2, 1, 2, 1), (2, 2, 1, 1, 1), (1, 1, 2, 1, 2))
+
+
+def lora_cases() -> dict[Case, bool]:
+    """A case for every grid of up to 8 ranks where adapters train, stages included, and for some with context; whether
+    it is daily."""
+    rows = [(*map(int, row), 1) for world in WORLDS for row in factorizations(world, axes=5) if row[-1] <= 2]
+    rows += [(2, 1, 1, 1, 1, 2), (1, 1, 2, 1, 1, 2), (1, 2, 1, 1, 2, 2)]
+    chance, found = random.Random(CHANCE), dict[Case, bool]()
+    for *sizes, stages, context in rows:
+        micro_batch = BATCH // (sizes[2] * sizes[3]) // chance.choice([1, 2])
+        training = chance.choice([one for one in LORA_TRAININGS if one.kv_heads % sizes[0] == 0])
+        axes = (*AXES, *["context"] * (context > 1))
+        case = Case(
+            training=training,
+            grid=Grid(
+                *sizes,
+                context=context,
+                pipeline=stages,
+                order=(*chance.sample(axes, len(axes)), *["pipeline"] * (stages > 1)),
+            ),
+            micro_batch=micro_batch,
+            recompute=chance.choice((*RECOMPUTES, "mlp", "core_attn,mlp_act", "layernorm,mlp")),
+            kept_layers=chance.choice([0, 1, 2]),
+            split=micro_batch % 2 == 0 and chance.random() < 0.5,
+            sharded=chance.random() < 0.5,
+        )
+        found[case] = (*sizes, stages) in LORA_DAILY and context == 1
+    return found
+
+
 _STAGES = Grid(1, 1, 2, 1, pipeline=2, order=(*AXES, "pipeline"))
 SPLIT_DAILY = ((1, 1, 2, 1, 2), (1, 1, 1, 1, 4))
 
@@ -380,6 +429,8 @@ SETS = (
     Case(
         TRAININGS[6], Grid(1, 2, 2, 1), micro_batch=6, recompute="full", kept_layers=1, split=True, recompute_layers=1
     ),
+    Case(LORA_TRAININGS[0], Grid(2, 1, 2, 1), micro_batch=6, recompute="full", kept_layers=1, split=True),
+    Case(LORA_TRAININGS[2], Grid(1, 2, 1, 1), micro_batch=12, recompute="mlp", kept_layers=0),
     Case(DEEP_TRAININGS[2], _STAGES, micro_batch=3, recompute="full", kept_layers=3, chunks=2, recompute_layers=2),
     Case(DEEP_TRAININGS[0], _STAGES, 6, "core_attn,mlp", 9, split=True, parts=(9, 7), recompute_layers=8),
     Case(DEEP_TRAININGS[1], _STAGES, 3, "selective", 1, sharded=True, chunks=2, parts=(3, 5, 4, 4), recompute_layers=4),

@@ -45,13 +45,14 @@ def train(
     accumulation: int = 1,
     balance: float = 0.0,
     bias_rate: float = 0.0,
+    adapter_scale: float = 1.0,
 ) -> Record:
     """Train on batches, one step each, in so many micro-batches, at the given learning rates; balance: coefficient of
     the load-balancing loss.
 
     Gradients are recorded before clipping, those of routers' biases as counts of tokens. Decay is for matrices alone.
     """
-    module, record = Reference(model).double(), Record([], [], [], {})
+    module, record = Reference(model, adapter_scale).double(), Record([], [], [], {})
     module.load(weights)
     own = {runtime_name(name): parameter for name, parameter in module.named_parameters()}
     groups = [
@@ -73,7 +74,7 @@ def train(
             ((loss + balance * sum(one.balance for one in mixtures)) / accumulation).backward()
             total += loss.item() / accumulation
         biases = {id(one.router.bias): one for one in mixtures if one.router.bias is not None}
-        trained = {name: one for name, one in own.items() if id(one) not in biases}
+        trained = {name: one for name, one in own.items() if id(one) not in biases and one.grad is not None}
         record.losses.append(total)
         found = {name: as_stored(name, one.grad).clone() for name, one in trained.items()}
         record.norms.append(math.sqrt(sum(float((one**2).sum()) for one in found.values())))

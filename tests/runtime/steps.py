@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.step import Stage, blocks_by_type, blocks_of, build_step, bundled, contents_of
+from axonn_tune.runtime import adapters
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
@@ -25,7 +27,7 @@ from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.vocabulary import OVERLAPS, Overlap
-from tests.runtime.cases import BATCH, BIAS_RATE, STEPS, Case, Training
+from tests.runtime.cases import ADAPTER_SCALE, BATCH, BIAS_RATE, STEPS, Case, Training
 from tests.runtime.lateness import Late
 from tests.runtime.reference import Batch, Record, Tensors, train
 
@@ -61,10 +63,13 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         dropout=case.training.dropout,
         balance=case.training.balance / (BATCH * case.training.sequence),
         bias_rate=BIAS_RATE,
+        adapter_scale=ADAPTER_SCALE,
     )
     parts = layers_of_parts(case)
     sequence = case.training.sequence
-    return Transformer(case.training.model, communicator, settings, sequence=sequence, seed=SEED, parts=parts)
+    # B is not zero, or the first gradient of A were.
+    with mock.patch.object(adapters, "UP_DEVIATION", 0.1):
+        return Transformer(case.training.model, communicator, settings, sequence=sequence, seed=SEED, parts=parts)
 
 
 def forward_backward(
@@ -104,6 +109,7 @@ def serial(training: Training, accumulation: int = 1) -> Record:
         accumulation=accumulation,
         balance=training.balance,
         bias_rate=BIAS_RATE,
+        adapter_scale=ADAPTER_SCALE,
     )
 
 
@@ -211,11 +217,12 @@ def deviation_of(
     as `rounding`.
     """
     model, whole, name = case.training.model, expected[parameter.name], parameter.name
-    scale = torch.full_like(whole, float(whole.abs().max()))
+    # Biases that do not train stay zero.
+    scale = torch.full_like(whole, float(whole.abs().max()) or 1.0)
     if name.endswith("qkv.bias") and model.learned_positions:
         each = model.heads // model.kv_heads
         keys = torch.arange(len(whole)) // model.head_dim % (each + 2) == each
-        scale = torch.where(keys, rounding, whole[~keys].abs().max())
+        scale = torch.where(keys, rounding, float(whole[~keys].abs().max()) or 1.0)
     if isinstance(parameter, Matrix):
         rows, columns = parameter.row_range, parameter.column_range
         place = slice(rows.start, rows.stop), slice(columns.start, columns.stop)

@@ -191,3 +191,29 @@ def test_memory_with_gated_delta_nets(x: int, y: int, z: int, recompute: str, tm
     launch = axonn_tune.search(str(path), **given).launch_config()
     _, peak_bytes = dry_run(launch)
     assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+
+
+LORA = {
+    ("all-linear",): [(2, 2, 2, "none", 0), (1, 2, 4, "full", 0), (1, 1, 8, "layernorm,mlp", 2)],
+    ("q_proj", "v_proj"): [(2, 1, 4, "selective", 0), (4, 2, 1, "core_attn,mlp", 0)],
+    ("down_proj",): [(4, 1, 1, "none", 4), (2, 1, 2, "full", 0)],
+    ("gate_proj", "up_proj"): [(1, 1, 8, "mlp", 0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("targets", "x", "y", "z", "recompute", "kept"),
+    [
+        pytest.param(targets, *row, marks=[] if number < 1 else pytest.mark.nightly)
+        for targets, rows in LORA.items()
+        for number, row in enumerate(rows)
+    ],
+    ids=str,
+)
+def test_memory_of_adapters(targets: tuple[str, ...], x: int, y: int, z: int, recompute: str, kept: int) -> None:
+    """Guards what is not there of weights that do not train, as inputs that no adapter reads; and what is sent."""
+    given = {"x": x, "y": y, "z": z, "gpus": 8, "machine": "dgx-h100", "recompute": recompute, "batch": 16}
+    given |= {"micro_batch": 1, "kept_layers": kept, "seq_len": 4096, "tune": "lora", "lora_targets": targets}
+    launch = axonn_tune.search("llama3-8b", **given).launch_config()
+    _, peak_bytes = dry_run(launch)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN_SMALL)

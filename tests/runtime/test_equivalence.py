@@ -23,6 +23,7 @@ from tests.runtime.cases import (
     DELTA_TRAININGS,
     INNERMOST,
     LONG_MOE_TRAININGS,
+    LORA_TRAININGS,
     MOE_TRAININGS,
     OPTIMIZER_TRAININGS,
     SETS,
@@ -33,6 +34,7 @@ from tests.runtime.cases import (
     daily,
     delta_cases,
     expert_cases,
+    lora_cases,
     optimizer_cases,
     split_cases,
 )
@@ -40,7 +42,7 @@ from tests.runtime.pool import Pools
 
 Serial = Callable[[Case], Path]
 EVERY = cases()
-MORE = context_cases() | expert_cases() | delta_cases() | optimizer_cases() | split_cases()
+MORE = context_cases() | expert_cases() | delta_cases() | optimizer_cases() | split_cases() | lora_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
 DAILY_SETS = (SETS[1],)
 
@@ -49,7 +51,7 @@ DAILY_SETS = (SETS[1],)
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
     known = [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS, *LONG_MOE_TRAININGS, *DELTA_TRAININGS]
-    known += OPTIMIZER_TRAININGS
+    known += [*OPTIMIZER_TRAININGS, *LORA_TRAININGS]
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -102,7 +104,7 @@ def test_every_two_values_meet() -> None:
     """Guards the covering: of grids without stages every two values of two dimensions; of all, seven in ten daily."""
     chosen = [case for case in EVERY if case.grid.world > 1 and case.grid.pipeline == 1]
     values = [set(dimension) for dimension in zip(*(case.values() for case in chosen), strict=True)]
-    assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
+    assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
     met = set().union(*(case.pairs() for case in chosen))
     for (one, first), (other, second) in itertools.combinations(enumerate(values), 2):
         for mine, theirs in itertools.product(first, second):

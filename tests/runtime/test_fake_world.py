@@ -19,6 +19,7 @@ from axonn_tune.runtime.optimizer import ShardedOptimizer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import OVERLAPS
 from tests.runtime.steps import forward_backward
@@ -61,6 +62,7 @@ def sent_to_all(
         *((grid, name, rank) for grid in GRIDS for name, rank in (("nano", 0), ("nano-llama", WORLD - 3))),
         *((grid, "nano-moe", 77) for grid in OF_EXPERTS),
         (GRIDS[2], "nano-delta", 77),
+        *((grid, "nano-llama+lora", rank) for grid, rank in ((RING, 5), (GRIDS[1], 77))),
     ],
     ids=str,
 )
@@ -73,8 +75,11 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(
     """
     monkeypatch.setattr(dist, "all_to_all_single", sent_to_all)
     # As many tokens for each of 24 experts. Muon's momenta are sent in FP32 in both.
-    by = "muon" if rank == 77 else "adamw"
-    model, sequence, micro_batch = load_model(name).document, 96 if name == "nano-moe" else 24, 2 if split else 1
+    name, _, tuned = name.partition("+")
+    by = "muon" if rank == 77 and not tuned else "adamw"
+    sequence, micro_batch = 96 if name == "nano-moe" else 24, 2 if split else 1
+    tuning = Tuning(mode="lora", targets=("*",), dtype="fp32") if tuned else None
+    model = load_model(name).document.tuned(tuning)
     workload = Workload(
         global_batch=2 * grid.z * grid.data * micro_batch,
         sequence_length=sequence,

@@ -257,7 +257,7 @@ class Grouped(Node):
             return
         for one in reversed(self.adapters):
             yield from one.backward(given)
-        added = tuple(one.input_gradient(given).name for one in self.adapters)
+        added = tuple(made.name for one in self.adapters for made in one.input_gradient(given))
         freed = () if self.trains else (*behind.frees, *added)
         yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(behind.gradient,), frees=freed)
         if self.trains:

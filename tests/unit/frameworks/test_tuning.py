@@ -58,7 +58,7 @@ def test_strategies_are_compared_with_one_optimizer() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"framework": None}, "axonn-tune .4D. trains models whole; frameworks with lora: megatron-core, .*fsdp"),
+        ({"framework": None, "tune": "qlora"}, "axonn-tune .4D. has full, lora; frameworks with qlora: fsdp"),
         ({"framework": "axonn"}, "frameworks with lora"),
         (
             {"framework": "megatron-core", "tune": "qlora"},
