@@ -24,7 +24,7 @@ from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOp
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
-from axonn_tune.program.inputs import suffixes
+from axonn_tune.program.inputs import counted_suffix, suffixes
 from axonn_tune.program.lengths import of_lengths, sequences_of
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
@@ -377,7 +377,8 @@ def _weights_of_types(
     for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
         weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
         block = trained / (axes["x"] * axes["y"] if whole else split)
-        own = {"L": count, **type_constants(layer), **_named_span(axes, of), "W": weights, "trained": trained}
+        found.of_types[f"L{counted_suffix(model, of)}"] = count
+        own = {**type_constants(layer), **_named_span(axes, of), "W": weights, "trained": trained}
         if layer.indexer is not None:
             own["padded"] = _rounded_up(layer.heads / axes["x"], float(WHOLE_HEADS), arithmetic)
         found.of_types.update((f"{name}{of}", value) for name, value in own.items())

@@ -74,11 +74,20 @@ EXPERTS = "experts"
 """Layer of those that take all routed experts of a block."""
 
 
+OTHERS = ".others"
+"""Behind symbols that count blocks beside that in which a backward pass ends, if they are alike."""
+
+
 def suffixes(model: Model) -> tuple[str, ...]:
     """What stands behind the symbols of each layer type of a model: nothing if there is but one, beside that of the
     layer in which its backward pass ends."""
     types, alone = model.types, len(model.layer_types) < 2 and not model.mtp_layers
     return tuple("" if alone and (not layer.opens or len(types) == 1) else f".{layer.name}" for layer in types)
+
+
+def counted_suffix(model: Model, of: str) -> str:
+    """What stands behind the symbols that count blocks of a layer type: without it they count all blocks."""
+    return of or (OTHERS if len(model.types) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class LayerInputs:
     @property
     def counted(self) -> str:
         """How symbols end that count blocks of this kind."""
-        return self.of + self.repeating
+        return counted_suffix(self.model, self.of) + self.repeating
 
     @property
     def own(self) -> Layer:

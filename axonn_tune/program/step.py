@@ -31,6 +31,7 @@ from axonn_tune.program.inputs import (
     LayerInputs,
     X,
     Y,
+    counted_suffix,
     suffixes,
 )
 from axonn_tune.program.operations import (
@@ -582,7 +583,8 @@ def _summed_over_x(given: LayerInputs) -> list[Collective]:
     duplicated = _passes(given).nodes.duplicated
     if not duplicated or not given.options.sequence_parallel or given.repeating == PLAIN_BLOCKS:
         return []
-    size = given.gradient_bytes * duplicated * H * symbol(f"L{given.of}") / (Y * given.shards)
+    blocks = symbol(f"L{counted_suffix(given.model, given.of)}")
+    size = given.gradient_bytes * duplicated * H * blocks / (Y * given.shards)
     return [Collective("all_reduce", "x", "step", "duplicated", size)]
 
 
