@@ -248,7 +248,8 @@ def _adapter(
         shares_input=not tuning.dropout and not gathered,
         own_input=own_input,
         middle=Array(f"{layer} middle", "adapter inputs", given.element * rank * tokens),
-        output=Array(f"{layer} output", "adapter inputs", given.element * summed * n)
+        # PEFT scales what the layer made and what the adapter made, each by itself (tuners/lora/dora.py).
+        output=Array(f"{layer} output", "adapter inputs", (1.0 if split else 2.0) * given.element * summed * n)
         if tuning.mode == "dora"
         else None,
         rows=rows[0] if rows else None,

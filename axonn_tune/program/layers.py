@@ -237,21 +237,30 @@ def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInput
 
 
 def linear_forward(
-    linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = (), trains: bool = True
+    linear: Linear,
+    given: LayerInputs,
+    *,
+    phase: Phase,
+    makes: tuple[Array, ...] = (),
+    trains: bool = True,
+    adapted: bool = False,
 ) -> list[Operation]:
     """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`; only if it trains the input is
-    quantized for a weight gradient, too."""
+    quantized for a weight gradient, too. One that an adapter reads as well is gathered in the compute type, and
+    quantized then (NVIDIA/TransformerEngine@d0067d0d, pytorch/module/layernorm_linear.py,
+    return_layernorm_output_gathered)."""
     tokens, axis = given.outside(given.part) if linear.outside else given.part, linear.output_axis
     size, gathered = given.element * tokens * linear.n, list[Operation]()
-    fused: Fusion = given.norm_fusion if linear.normed else "none"
+    fused: Fusion = given.norm_fusion if linear.normed and not adapted else "none"
     operand = quantized(phase, linear.layer, tokens * linear.k, given, once=not trains, fused=fused)
-    early = given.gathers_narrow and not linear.outside
+    early = given.gathers_narrow and not linear.outside and not (adapted and linear.input_axis == "x")
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
         element = given.format.operand_bytes if given.format and early else 0.0
         sizes = {"tokens": tokens, "calls": PARTS, "width": linear.k}
         gathered = sequence_gather(phase, linear.layer, given, role=role, element=element, **sizes)
-        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given, once=not trains, by_norm=fused)
+        if early:
+            operand = gathered_operand(phase, linear.layer, tokens * linear.k, given, once=not trains, by_norm=fused)
     biased = given.model.biases and given.launched
     return [
         *(operand if early else ()),

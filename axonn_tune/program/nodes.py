@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from axonn_tune.program import layers
@@ -319,7 +320,8 @@ class Gemm(Node):
         if self.operand is not None:
             yield from self.operand.forward(given, phase)
         yield from layers.dequantized(phase, self.linear, given)
-        yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes, trains=self.trains)
+        own = {"trains": self.trains, "adapted": bool(self.adapters)}
+        yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes, **own)
         for one in self.adapters:
             yield from one.forward(given, phase)
 
@@ -489,6 +491,9 @@ def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
     from axonn_tune.program.adapters import adapters_of
 
     known = dict[Node, Node]()
+    # Norms whose output an adapter reads, too, which is not quantized.
+    behind = ((one, other) for one, other in pairwise(listed) if isinstance(one, Norm) and isinstance(other, Gemm))
+    whole = {one for one, other in behind if other.linear.normed and adapters_of(other.linear, given)}
 
     def of(node: Node) -> Node:
         if node not in known:
@@ -496,6 +501,8 @@ def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
             changes |= {"needs": tuple(map(of, node.needs)), "joins": tuple(map(of, node.joins))}
             if node.reads is not None:
                 changes["reads"] = of(node.reads)
+            if node in whole:
+                changes["quantizes"] = False
             if isinstance(node, Exchange):
                 changes["beside"] = tuple(map(of, node.beside))
             if (adaptable := node.adaptable(given)) is not None:

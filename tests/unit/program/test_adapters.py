@@ -304,12 +304,12 @@ def test_exchanged_outputs_and_dropout() -> None:
 
 
 def test_magnitudes_need_the_norm_of_the_sum() -> None:
-    """Guards DoRA: B·A for its norm, its outputs kept, and states of its magnitudes."""
+    """Guards DoRA: B·A for its norm, what layer and adapter made kept, and states of its magnitudes."""
     plain, found = (Priced("fsdp", Grid(z=8), mode, targets=("o_proj",)) for mode in ("lora", "dora"))
     assert found.gemms["NN", "attention.output.lora"] - plain.gemms["NN", "attention.output.lora"] == (
         2 * H * H * 16 * MICRO
     )
-    assert found.held["saved adapter inputs"] - plain.held["saved adapter inputs"] == LAYERS * TOKENS * 2 * H
+    assert found.held["saved adapter inputs"] - plain.held["saved adapter inputs"] == 2 * LAYERS * TOKENS * 2 * H
     assert found.held["replicated vectors"] - plain.held["replicated vectors"] == (4 + 8 + 4) * LAYERS * H
 
 
@@ -360,3 +360,17 @@ def test_experts_with_an_adapter_each() -> None:
     assert held["frozen weights of experts"] == 2 * 48 * 32 * 3 * 2048 * 768
     sent = (one for one in program.blocks[-1].backward.operations if isinstance(one, Collective))
     assert not [one for one in sent if one.layer.endswith("lora") and one.axis == "expert"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "layer", "bytes_each"), [(("linear_qkv",), "mlp.fc1", 1), (("linear_fc1",), "mlp.fc1", 2)]
+)
+def test_inputs_of_adapters_are_gathered_in_bf16(targets: tuple[str, ...], layer: str, bytes_each: int) -> None:
+    """Guards FP8 with sequence parallelism: an adapter reads the input as Transformer Engine gathered it, in BF16."""
+    own, workload = find_framework("nemo"), Workload(global_batch=8, sequence_length=4096, precision="fp8-current")
+    model = load_model("llama3-8b").document.tuned(tuning("lora", own.tuner, rank=8, targets=targets, dtype=None))
+    block = build_step(model, workload, recompute="none", options=own.step).blocks[-1]
+    sizes = {"x": 4.0, "y": 1.0, "H": float(H), "S": 4096.0, "b": 1.0, "context": 1.0, "parts": 1.0}
+    sent = [one for one in block.forward.operations if isinstance(one, Collective) and one.layer == layer]
+    gathered = next(one for one in sent if one.kind == "all_gather")
+    assert gathered.size_bytes.evaluate(sizes) == bytes_each * TOKENS * H
