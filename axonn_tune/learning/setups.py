@@ -19,7 +19,7 @@ from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
-from axonn_tune.ranking.nearest import Saving, savings
+from axonn_tune.ranking.nearest import Saving, offloads, savings
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.smallest import Size, Taken
 from axonn_tune.ranking.space import Problem
@@ -226,7 +226,8 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     tried = [(words, changed) for several in others for words, changed in several]
     tried += [] if fits else _savers(setup, within_bytes=limit)
     if not (fits or any(possible(changed, within_bytes=limit) for _, changed in tried)):
-        tried += _beside_savers(setup, within_bytes=limit)
+        beside = _beside_savers(setup, within_bytes=limit)
+        tried += beside or _on_host(setup, within_bytes=limit)
     wide = setup.workload.precision == "fp32" and "bf16" in setup.machine.accelerator.peak_tflops
     halved = _in_bf16(setup) if wide else None
     if halved:
@@ -287,6 +288,15 @@ def _beside_savers(setup: Setup, *, within_bytes: float) -> list[tuple[str, Setu
         several = [(f"{taken.words}, {words}", one) for words, one in (*sizes, *_savers(saved, within_bytes=0.0))]
         found += [one for one in several if possible(one[1], within_bytes=within_bytes)]
     return found
+
+
+def _on_host(setup: Setup, *, within_bytes: float) -> Iterator[tuple[str, Setup]]:
+    """The optimizer in host memory, with as few savers as do."""
+    for taken in offloads(setup.framework, setup.workload):
+        changed = replace(setup, framework=taken.framework, workload=taken.workload)
+        if possible(changed, within_bytes=within_bytes):
+            yield taken.words, changed
+            return
 
 
 def _saved(setup: Setup) -> Iterator[tuple[Saving, Setup]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.api.learning import explain_command
 from axonn_tune.cost.price import price
 from axonn_tune.cost.work import timed_gemms
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
@@ -929,3 +930,17 @@ SHARDED = "--sequence-parallel --use-distributed-optimizer"
 def step_s(setup: Setup) -> float:
     """Its step, s."""
     return setup.price(lambda same: same).iteration_s
+
+
+def test_offload_is_named_where_nothing_else_fits(tmp_path: Path) -> None:
+    """Guards 70B on half of a node, whose states have no other ranks to go to: the optimizer in host memory, by
+    Megatron-LM's arguments."""
+    sizes = "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --swiglu"
+    groups = "--group-query-attention --num-query-groups 8 --seq-length 8192 --untie-embeddings-and-output-weights"
+    run = "--tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 4 --bf16 --vocab-size 128256"
+    repeats = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 4 pretrain_gpt.py {sizes} {groups} {run} {repeats} {SHARDED}", "utf-8")
+    said = explain_command(path, machine="dgx-h100").fit
+    assert "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 (" in said
+    assert "--use-precision-aware-optimizer" in said
