@@ -28,6 +28,7 @@ from axonn_tune.vocabulary import (
     OPTIMIZERS,
     OVERLAPS,
     PACKINGS,
+    PIPELINE_ORDERS,
     PRECISIONS,
     TUNES,
     AdapterType,
@@ -35,6 +36,7 @@ from axonn_tune.vocabulary import (
     Moments,
     Overlap,
     Packing,
+    PipelineOrder,
     Precision,
     Tune,
 )
@@ -439,6 +441,15 @@ class Request:
         shown="LAYOUT",
         read=_layout,
         also=("pipeline_model_parallel_layout",),
+    )
+    pipeline_schedule: PipelineOrder | None = _option(
+        _CONSTRAINTS,
+        f"Only this order of passes of pipeline stages: {', '.join(PIPELINE_ORDERS)}; all but the first, which is "
+        "also interleaved, split the backward pass. Default: a search compares those that the framework has.",
+        "choice",
+        shown="NAME",
+        choices=PIPELINE_ORDERS,
+        beside=True,
     )
     order: str | Sequence[str] | None = _option(
         _CONSTRAINTS,

@@ -51,6 +51,8 @@ PipelineOrder = Literal["1f1b", "zb1p", "zbv", "dualpipe-v", "v-half", "v-min"]
 PIPELINE_ORDERS: tuple[PipelineOrder, ...] = get_args(PipelineOrder)
 """Orders of passes of pipeline stages (`program.schedules`): 1F1B, plain or interleaved, and those that split the
 backward pass."""
+FOLDED: tuple[PipelineOrder, ...] = ("zbv", "dualpipe-v", "v-half", "v-min")
+"""Those of two chunks a stage, of which the second runs back over the stages."""
 Tune = Literal["full", "lora", "qlora", "dora", "head"]
 TUNES: tuple[Tune, ...] = get_args(Tune)
 """What of a model trains: all of it; adapters of low rank, of a base in 4 bits, or with magnitudes; the LM head."""

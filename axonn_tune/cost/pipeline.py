@@ -1,14 +1,15 @@
-"""Pipelines: kinds of stages joined by 1F1B or interleaved 1F1B; the exact step, a bound on it, messages.
+"""Pipelines: kinds of stages joined by a schedule; the exact step, a bound on that of 1F1B, messages.
 
-Legend and order as in `program.pipeline`. An operation starts when its stage has finished the operation before and the
-message it needs has arrived. A blocking send (Megatron-Core's batched isend and irecv) keeps the sender until the
-message has arrived; its receive shares that batch, so the receiver only waits. An overlapped send delays only the
-receiver.
+Legend and orders as in `program.pipeline` and `program.schedules`. An operation starts when its stage has finished
+the operation before and the message it needs has arrived. A blocking send (Megatron-Core's batched isend and irecv)
+keeps the sender until the message has arrived; its receive shares that batch, so the receiver only waits. An overlapped
+send delays only the receiver.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -26,6 +27,7 @@ from axonn_tune.program.operations import Arithmetic, Value
 from axonn_tune.program.pipeline import (
     Count,
     Integers,
+    Kind,
     check_shape,
     forward_sequence,
     group_size,
@@ -33,7 +35,9 @@ from axonn_tune.program.pipeline import (
     model_parts,
     warm_up,
 )
+from axonn_tune.program.schedules import part_of, schedule_orders
 from axonn_tune.specs.machine import Machine
+from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -88,7 +92,7 @@ def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: A
 class Pipelines:
     """Candidates with as many stages and chunks: all columns have one row each.
 
-    send_s: of one message; alone_s: computation of the stage that computes longest.
+    send_s: of one message; alone_s: computation of the stage that computes longest; order: of their passes.
     """
 
     stages: int
@@ -98,6 +102,7 @@ class Pipelines:
     send_s: Floats
     overlapped: bool
     contention: float
+    order: PipelineOrder = "1f1b"
 
     def __post_init__(self) -> None:
         """Merge passes where chunks are interleaved: without, no backward pass follows a forward of another one."""
@@ -109,8 +114,11 @@ class Pipelines:
         return len(self.micro_batches)
 
     def sent_s(self, kind: StageKind) -> Floats:
-        """All messages of a stage: each pass ends in one, but the last part's forward and the first part's backward."""
-        ends = float(0 in kind.numbers) + float(self.stages - 1 in kind.numbers)
+        """All messages of a stage: each pass ends in one, but the last part's forward and the first part's backward,
+        and those that stay on the stage where a pipeline is folded."""
+        folded, several = self.order in FOLDED, len(kind.numbers) > 1
+        ends = float(0 in kind.numbers) + float(self.stages - 1 in kind.numbers and not (folded and several))
+        ends *= 1.0 + folded
         sent = 2.0 * self.chunks * self.micro_batches.astype(np.float64) * self.send_s
         return np.asarray(sent * (1.0 - ends / (2.0 * self.chunks)))
 
@@ -143,6 +151,8 @@ class Pipelines:
             end_s=np.moveaxis(np.array([stage_end_s(kind.times, stages=self.stages)[at] for kind in by_stage]), 0, -1),
             send_s=np.broadcast_to(sent_s[..., None], (*sent_s.shape, self.stages)),
             overlapped=self.overlapped,
+            order=self.order,
+            **({name: stacked(name) for name in ("input_s", "weight_s")} if self.order != "1f1b" else {}),
         )
 
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
@@ -153,9 +163,9 @@ class Pipelines:
         return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
 
 
-def overlapped(schedule: PipelineSchedule, chunks: int) -> bool:
-    """Whether sends of so many chunks a stage overlap with computation."""
-    return schedule.overlapped_interleaved if chunks > 1 else schedule.overlapped
+def overlapped(schedule: PipelineSchedule, chunks: int, order: PipelineOrder = "1f1b") -> bool:
+    """Whether sends of so many chunks a stage overlap with computation: where backward passes are split, all do."""
+    return order != "1f1b" or schedule.overlapped_interleaved if chunks > 1 else schedule.overlapped
 
 
 def gathers_messages(framework: Framework) -> bool:
@@ -197,7 +207,8 @@ class StageTimes:
     forward_s, backward_s, last_backward_s: (stages, chunks); the last is the backward of the last micro-batch, which
     carries the gradient buckets of data parallelism. end_s: (stages), after a stage's last operation (optimizer step).
     send_s: (stages), of an activation to the next stage, round the ring, or of a gradient to the one before.
-    overlapped: see the module's docstring.
+    overlapped: see the module's docstring. order: of passes; where it splits the backward pass, input_s and weight_s
+    are its halves, of which the last weight gradient has what the last backward pass takes more.
     """
 
     forward_s: Floats
@@ -206,47 +217,71 @@ class StageTimes:
     end_s: Floats
     send_s: Floats
     overlapped: bool = False
+    order: PipelineOrder = "1f1b"
+    input_s: Floats | None = None
+    weight_s: Floats | None = None
+
+    @property
+    def folded(self) -> bool:
+        """Whether the second chunk of each stage runs back."""
+        return self.order in FOLDED
 
     @property
     def shape(self) -> tuple[int, int]:
         """Stages and chunks."""
         return self.forward_s.shape[-2], self.forward_s.shape[-1]
 
-    def _sent_but(self, silent: tuple[int, int]) -> Floats:
-        """Time of the message of each part, 0 for the part at the model's end; all 0 on one stage."""
+    def _sent_but(self, silent: tuple[int, int], fold: tuple[int, int]) -> Floats:
+        """Time of the message of each part, 0 for the part at the model's end, and for what stays on its stage where
+        the pipeline is folded; all 0 on one stage."""
         sends = np.full(self.shape, float(self.shape[0] > 1))
         sends[silent] = 0.0
+        if self.folded:
+            sends[fold] = 0.0
         sent: Floats = np.broadcast_to(self.send_s[..., None], self.forward_s.shape) * sends
         return sent
 
     @cached_property
     def activation_s(self) -> Floats:
         """Of each part's forward message."""
-        return self._sent_but((-1, -1))
+        return self._sent_but((0, 1) if self.folded else (-1, -1), (-1, 0))
 
     @cached_property
     def gradient_s(self) -> Floats:
         """Of each part's backward message."""
-        return self._sent_but((0, 0))
+        return self._sent_but((0, 0), (-1, 1))
 
     def computing(self) -> Floats:
-        """Time of F, B and the last B: (3, ..., stages, chunks)."""
-        return np.stack([self.forward_s, self.backward_s, self.last_backward_s])
+        """Time of F, B and the last B, and, if B are split, of I, W and the last W: (3 or 6, ..., stages, chunks)."""
+        whole = [self.forward_s, self.backward_s, self.last_backward_s]
+        if self.input_s is None or self.weight_s is None:
+            return np.stack(whole)
+        more_s = self.last_backward_s - self.backward_s
+        return np.stack([*whole, self.input_s, self.weight_s, self.weight_s + more_s])
 
     def sent(self) -> Floats:
-        """Time of the message that F, B and the last B send: (3, ..., stages, chunks)."""
-        return np.stack([self.activation_s, self.gradient_s, self.gradient_s])
+        """Time of the message that each of these sends: as of `computing`."""
+        return self._messages(self.activation_s, self.gradient_s)
+
+    def _messages(self, activation: Floats, gradient: Floats) -> Floats:
+        halves = [] if self.input_s is None else [gradient, 0.0 * gradient, 0.0 * gradient]
+        return np.stack([activation, gradient, gradient, *halves])
 
     @cached_property
     def received(self) -> Floats:
-        """Time of the message that F, B and the last B need: (3, stages, chunks)."""
-        by_part = self.shape[::-1]
-        activation = np.roll(self.activation_s.T.ravel(), 1).reshape(by_part).T
-        gradient = np.roll(self.gradient_s.T.ravel(), -1).reshape(by_part).T
-        return np.stack([activation, gradient, gradient])
+        """Time of the message that each of these needs: as of `computing`, without columns."""
+
+        def moved(sent_s: Floats, step: int) -> Floats:
+            placed = sent_s.T.copy()
+            placed[1:] = placed[1:, ::-1] if self.folded else placed[1:]
+            placed = np.roll(placed.ravel(), step).reshape(placed.shape)
+            placed[1:] = placed[1:, ::-1] if self.folded else placed[1:]
+            return placed.T
+
+        return self._messages(moved(self.activation_s, 1), moved(self.gradient_s, -1))
 
     def occupied(self) -> Floats:
-        """How long F, B and the last B occupy their stage: (3, ..., stages, chunks)."""
+        """How long each of these occupies its stage: as of `computing`."""
         return self.computing() if self.overlapped else self.computing() + self.sent()
 
 
@@ -269,23 +304,30 @@ class PipelineTime:
 
 
 def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
-    """Exact step time of a pipeline; chunks > 1 are interleaved.
+    """Exact step time of a pipeline; chunks > 1 are interleaved or folded.
 
     Equal periods of the steady state are jumped over (a period is one or more groups of micro-batches after which
     every clock has moved by the same time), which changes nothing by more than 1e-9 of the step.
     ValueError for interleaving with m not divisible by p.
     """
     stages, chunks = times.shape
-    check_shape(stages, chunks, micro_batches)
-    shortest = _shortest(stages, chunks)
-    pieces, tape = _pieces(stages, chunks, min(micro_batches, shortest)), _Tape(times)
-    tape.run(pieces.warm)
-    tape.run(pieces.lap, laps=(micro_batches - shortest) // group_size(stages, chunks) + 1)
-    tape.run(pieces.rest)
-    finish_s = np.array(tape.done_s)[pieces.final] + tape.jumped_s
-
-    runs = np.array([micro_batches, micro_batches - 1, 1.0])
-    busy_s = np.tensordot(runs, times.computing(), 1).sum(axis=1) + times.end_s
+    tape = _Tape(times)
+    if times.order == "1f1b":
+        check_shape(stages, chunks, micro_batches)
+        shortest = _shortest(stages, chunks)
+        pieces = _pieces(stages, chunks, min(micro_batches, shortest))
+        tape.run(pieces.warm)
+        tape.run(pieces.lap, laps=(micro_batches - shortest) // group_size(stages, chunks) + 1)
+        tape.run(pieces.rest)
+        final, runs = pieces.final, np.array([micro_batches, micro_batches - 1, 1.0])
+        computed_s = np.tensordot(runs, times.computing(), 1).sum(axis=1)
+    else:
+        program, final = _ordered_program(times.order, stages, chunks, micro_batches)
+        tape.run(program)
+        counts = np.bincount(program.cost, minlength=times.computing().size).reshape(times.computing().shape)
+        computed_s = (counts * times.computing()).sum(axis=(0, 2))
+    finish_s = np.array(tape.done_s)[final] + tape.jumped_s
+    busy_s = computed_s + times.end_s
     blocked_s = 0.0 if times.overlapped else micro_batches * times.sent()[:2].sum(axis=(0, 2))
     exposed_s = tape.waited_s() + blocked_s
     step_s = float((finish_s + times.end_s).max())
@@ -295,16 +337,17 @@ def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
         bubble_s=tuple(np.maximum(step_s - busy_s - exposed_s, 0.0).tolist()),
         exposed_send_s=tuple(exposed_s.tolist()),
         sends=tuple(
-            messages(stage, stages=stages, chunks=chunks, micro_batches=micro_batches) for stage in range(stages)
+            messages(stage, stages=stages, chunks=chunks, micro_batches=micro_batches, folded=times.folded)
+            for stage in range(stages)
         ),
     )
 
 
 class Pass(NamedTuple):
-    """One micro-batch through one chunk of a stage, forward or backward, s from the start of the step."""
+    """One micro-batch through one chunk of a stage, s from the start of the step; kind: as of an `Operation`."""
 
     stage: int
-    backward: bool
+    kind: Kind
     chunk: int
     micro_batch: int
     start_s: float
@@ -314,19 +357,23 @@ class Pass(NamedTuple):
 def pipeline_passes(times: StageTimes, *, micro_batches: int) -> list[Pass]:
     """Every pass of a step by the same recurrence, in an order that respects dependencies; sends are not in them."""
     stages, chunks = times.shape
-    program, tape = _program(stages, chunks, micro_batches)[0], _Tape(times)
+    whole, tape = times.order == "1f1b", _Tape(times)
+    shape = stages, chunks, micro_batches
+    program = _program(*shape)[0] if whole else _ordered_program(times.order, *shape)[0]
     tape.run(program)
     starts_s = np.array(tape.done_s[1:]) - tape.occupied[program.cost]
     ends_s = starts_s + times.computing().ravel()[program.cost]
-    kind, stage, chunk = np.unravel_index(program.cost, (3, stages, chunks))
-    seen: dict[tuple[bool, int, int], int] = {}
+    number, stage, chunk = np.unravel_index(program.cost, times.computing().shape)
+    seen: dict[tuple[Kind, int, int], int] = {}
     found = []
-    for key in zip(
-        (kind > 0).tolist(), stage.tolist(), chunk.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True
-    ):
-        backward, at, of, start_s, end_s = key
-        number = seen[backward, at, of] = seen.get((backward, at, of), -1) + 1
-        found.append(Pass(at, backward, of, number, start_s, end_s))
+    columns = (column.tolist() for column in (number, stage, chunk, starts_s, ends_s))
+    for place, at, of, start_s, end_s in zip(*columns, strict=True):
+        kind = _KINDS[place]
+        # Micro-batches go one after the other through each half; of backward passes some may be whole.
+        alike: tuple[Kind, ...] = ("I", "W") if kind == "B" and not whole else (kind,)
+        for one in alike:
+            batch = seen[one, at, of] = seen.get((one, at, of), -1) + 1
+        found.append(Pass(at, kind, of, batch, start_s, end_s))
     return found
 
 
@@ -335,9 +382,13 @@ def pipeline_passes(times: StageTimes, *, micro_batches: int) -> list[Pass]:
 # group of micro-batches in steady state, is the same wherever it stands, and m only says how often it is repeated.
 
 
+_KINDS: tuple[Kind, ...] = ("F", "B", "B", "I", "W", "W")
+"""Kinds of operations as durations have them: the third and the last one are of the last micro-batch."""
+
+
 class _Program(NamedTuple):
     """Operations as columns: how far back (negative) the one before on the stage and the sender are, and the index of
-    the duration in (3, stages, chunks). What needs no message has the one before as its sender."""
+    the duration in (kinds, stages, chunks). What needs no message has the one before as its sender."""
 
     before: Integers
     sender: Integers
@@ -467,6 +518,31 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     sender = np.where(sender < 0, before, sender)
     cost = ((kind + kind * (micro_batch == micro_batches - 1)) * stages + stage) * chunks + chunk
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
+
+
+@lru_cache(maxsize=64)
+def _ordered_program(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
+    """All operations of a schedule that splits the backward pass, each after those that it waits for; and the last one
+    of each stage from the end."""
+    orders = schedule_orders(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
+    done, columns, last = dict[tuple[str, int, int], int](), list[tuple[int, int, int]](), [-1] * stages
+    left, parts, count = [deque(each) for each in orders], stages * chunks, sum(map(len, orders))
+    while len(columns) < count:
+        for stage, each in enumerate(left):
+            while each:
+                kind, chunk, batch = each[0]
+                part, at = part_of(order, stage, chunk, stages=stages), len(columns)
+                needed = {"F": ("F", part - 1, batch), "W": ("I", part, batch)}.get(kind, ("I", part + 1, batch))
+                source = done.get(needed, last[stage]) if 0 <= needed[1] < parts else last[stage]
+                if needed not in done and 0 <= needed[1] < parts:
+                    break
+                each.popleft()
+                # A message of another stage, or what was done on this one.
+                number = {"F": 0, "B": 1, "I": 3, "W": 4}[kind] + (kind in "BW" and batch == micro_batches - 1)
+                columns.append((last[stage] - at, source - at, (number * stages + stage) * chunks + chunk))
+                done[kind if kind != "B" else "I", part, batch] = last[stage] = at
+    before, sender, cost = np.array(columns, dtype=np.int64).T
+    return _Program(before, sender, cost), np.array(last) - count
 
 
 class Chains(NamedTuple):

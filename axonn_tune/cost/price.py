@@ -33,9 +33,10 @@ from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.program.lengths import batched_tokens, own_tokens, padding, step_spread
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
-from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
+from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in, parts_at
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
+from axonn_tune.vocabulary import PipelineOrder
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import StageTimes
@@ -182,6 +183,11 @@ class PricedLayout(Layout):
     def expert_overlap(self) -> bool:
         """Whether passes of two micro-batches run beside each other, dispatch and combine behind computation."""
         return self.job.overlaps_experts(self)
+
+    @property
+    def pipeline_order(self) -> PipelineOrder:
+        """The order of passes of its stages."""
+        return self.job.framework.step.pipeline_order if self.pipeline > 1 else "1f1b"
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -391,7 +397,8 @@ def detail_of(pricer: Pricer) -> Detail:
                 *joined.seconds[number],
                 settled[number][1],
                 tuple(
-                    (sum(pricer.parts[:part]), pricer.parts[part]) for part in range(number, len(pricer.parts), stages)
+                    (sum(pricer.parts[:part]), pricer.parts[part])
+                    for part in parts_at(number, stages, len(pricer.parts), pricer.order)
                 ),
                 settled[number][0]["held"],
             )

@@ -23,10 +23,11 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import executed_flops, padded_alignment, symbol_values, table_alignment
-from axonn_tune.program.memory import KnownSizes, Memory, host_bytes, memory_limit_bytes, price_memory
+from axonn_tune.program.memory import KnownSizes, Memory, host_bytes, memory_limit_bytes, memory_plan, price_memory
 from axonn_tune.program.operations import PLAIN, Collective, Sent
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.step import (
+    BOTH_ENDS,
     MIDDLE,
     ONLY,
     Contents,
@@ -41,11 +42,14 @@ from axonn_tune.program.step import (
     counted_blocks,
     kept_by_kind,
     stages_alike,
+    stages_of,
+    waiting_values,
 )
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import seconds
+from axonn_tune.vocabulary import PipelineOrder
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import StageKind, StageTimes
@@ -79,9 +83,22 @@ def _program(
         lone_context=lone_context,
         table_alignment=alignment,
     )
-    stages = tuple(Stage(first, last) for first in (True, False) for last in (True, False))
-    schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
-    return program, schedule
+    return program, _schedule(program, workload)
+
+
+def _schedule(program: StepProgram, workload: Workload) -> StepSchedule:
+    stages = (*(Stage(first, last) for first in (True, False) for last in (True, False)), BOTH_ENDS)
+    return build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+
+
+@lru_cache(maxsize=64)
+def _without_weight_gradients(program: StepProgram, workload: Workload) -> tuple[StepProgram, StepSchedule]:
+    """The program of backward passes whose weight gradients wait, and its schedule."""
+    # Imported here: most schedules split no backward pass, and start-up time is theirs.
+    from axonn_tune.program.split import without_weight_gradients
+
+    rest = without_weight_gradients(program)
+    return rest, _schedule(rest, workload)
 
 
 class StageSeconds(NamedTuple):
@@ -146,6 +163,7 @@ class Pricer:
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
+        self._bytes: dict[tuple[Stage, tuple[Contents, ...], int], tuple[float, float]] = {}
 
     def _cut(self) -> None:
         """The layers of each model part, by the split of the layout."""
@@ -157,6 +175,8 @@ class Pricer:
 
             self.parts = parts_of(self.job, stages, layout.chunks, layout.parts)
         self.contents = contents_of(self.model, self.parts, layout.mtp_part)
+        self.order: PipelineOrder = self.options.pipeline_order if stages > 1 else "1f1b"
+        self.stages = stages_of(self.contents, stages, self.order)
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         key = stage, None if chunks is None else blocks_by_type(self.model, chunks)
@@ -172,14 +192,17 @@ class Pricer:
             )
         return self._known_symbols[key]
 
-    def replay(self, values: dict[str, float], stage: Stage) -> Replay:
-        """The replay of a stage, for given symbols."""
+    def replay(self, values: dict[str, float], stage: Stage, *, whole: bool = True) -> Replay:
+        """The replay of a stage, for given symbols; whole: with weight gradients in backward passes."""
+        made = self.program, self.schedule
+        if not whole:
+            made = _without_weight_gradients(self.program, self.workload.model_copy(update=_SYMBOLIC_WORKLOAD))
         others = None if self.clock is None else (self.clock, None)
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN, others=others)
         self.clock = self.clock or clock
         runs = as_runs(self.contents[0]) if stage == ONLY else None
         return Replay(
-            StageWork(clock, self.program, self.schedule, stage, runs),
+            StageWork(clock, *made, stage, runs),
             streams={axes: path.outermost for axes, path in self.routes.items()},
             lines=lambda kind, axes: tuple(
                 (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
@@ -210,13 +233,22 @@ class Pricer:
         return self._stages[key]
 
     def _counted(
-        self, stage: Stage, contents: Sequence[Contents], held: Sequence[float] = (), *, kept: float | None = None
+        self,
+        stage: Stage,
+        contents: Sequence[Contents],
+        held: Sequence[float] = (),
+        *,
+        kept: float | None = None,
+        waiting: Sequence[float] = (),
     ) -> dict[str, float]:
-        """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default."""
+        """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default;
+        waiting: those whose weight gradients wait."""
         chunks = list(zip(map(as_runs, contents), held or [1.0] * len(contents), strict=True))
         values, again = self._symbols(stage, contents), float(self.repeated or 0.0)
         found = counted_blocks(self.program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
         found["held"] = sum(count * blocks_in(one) for one, (_, count) in zip(contents, chunks, strict=True))
+        if waiting:
+            found |= waiting_values(self.program, list(zip(map(as_runs, contents), waiting, strict=True)), again)
         return {name: float(value) for name, value in found.items()}
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
@@ -229,7 +261,7 @@ class Pricer:
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
         found = []
-        for (stage, blocks), numbers in stages_alike(self.contents, self.grid.pipeline).items():
+        for (stage, blocks), numbers in stages_alike(self.contents, self.grid.pipeline, self.order).items():
             found.append(Kind(self, stage, blocks, numbers, self.settled[numbers[0]][0]))
         return found
 
@@ -247,7 +279,8 @@ class Pricer:
             micro_batches=np.array([int(of[0].values["A"])]),
             kinds=tuple(kind.priced for kind in self.kinds),
             send_s=np.array([one_s]),
-            overlapped=overlapped(self.framework.schedule, self.layout.chunks),
+            overlapped=overlapped(self.framework.schedule, self.layout.chunks, self.order),
+            order=self.order,
             contention=self.rates.contention,
         )
         time, slowest, bubble_s = pipeline.price(0)
@@ -279,8 +312,10 @@ class Pricer:
         return found
 
     def fits(self, limit_bytes: float) -> bool:
-        """Whether every stage fits into memory: of those alike the first has most micro-batches in flight."""
-        firsts = (numbers[0] for numbers in stages_alike(self.contents, self.grid.pipeline).values())
+        """Whether every stage fits into memory: of those alike the first has most micro-batches in flight, where their
+        backward passes are whole."""
+        alike = stages_alike(self.contents, self.grid.pipeline).values()
+        firsts = (numbers[0] for numbers in alike) if self.order == "1f1b" else range(self.grid.pipeline)
         return all(float(self.settled_stage(number)[1].total_bytes) <= limit_bytes for number in firsts)
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
@@ -288,19 +323,10 @@ class Pricer:
 
         kept: that number, where other stages decide it.
         """
-        stages = self.grid.pipeline
-        stage, contents = Stage(number == 0, number == stages - 1), self.contents[number::stages]
-        held = [1.0]
-        if stages > 1:
-            # Imported here: most searches have no pipeline stages, and start-up time is theirs.
-            from axonn_tune.program.pipeline import held_of_chunks
-
-            blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
-            more = int(self.options.expert_overlap and len(blocks) > 1)
-            held = [
-                *map(float, held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more))
-            ]
-        chunks, values = list(zip(map(as_runs, contents), held, strict=True)), self._counted(stage, contents, held)
+        stage, contents = self.stages[number]
+        held, waiting = self._held(number) if len(self.stages) > 1 else ([1.0], [])
+        chunks = list(zip(map(as_runs, contents), held, strict=True))
+        values = self._counted(stage, contents, held, waiting=waiting)
         asked = self.layout.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,
@@ -314,13 +340,48 @@ class Pricer:
         found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
         return values | {name: float(count) for name, count in found.items()}, memory
 
+    def _held(self, number: int) -> tuple[list[float], list[float]]:
+        """Micro-batches of each chunk of a stage that hold activations, and whose weight gradients wait, where they
+        take most."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.program.pipeline import held_of_chunks
+
+        (stage, contents), stages = self.stages[number], len(self.stages)
+        blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
+        if self.order == "1f1b":
+            more = int(self.options.expert_overlap and len(blocks) > 1)
+            held = held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more)
+            return [*map(float, held)], []
+        # Imported here: most schedules split no backward pass, and start-up time is theirs.
+        from axonn_tune.program.schedules import most_held
+
+        shape = {"stages": stages, "chunks": len(blocks), "micro_batches": batches}
+        each = [self._batch_bytes(stage, contents, chunk) for chunk in range(len(blocks))]
+        found = most_held(self.order, number, tuple(each), **shape)
+        return [*map(float, found.whole)], [*map(float, found.waiting)]
+
+    def _batch_bytes(self, stage: Stage, contents: tuple[Contents, ...], chunk: int) -> tuple[float, float]:
+        """What a micro-batch of a chunk holds of saved activations, and until its weight gradients are there, bytes."""
+        key = stage, contents, chunk
+        if key not in self._bytes:
+            sizes = [size for _, size in memory_plan(self.program, stage).saved]
+            one = [float(number == chunk) for number in range(len(contents))]
+            none = [0.0] * len(contents)
+            each = [
+                self._counted(stage, contents, held, waiting=later)
+                for held, later in ((none, none), (one, none), (none, one))
+            ]
+            nothing, whole, waiting = (sum(float(size.evaluate(values)) for size in sizes) for values in each)
+            self._bytes[key] = whole - nothing, waiting - nothing
+        return self._bytes[key]
+
     @cached_property
     def settled(self) -> list[tuple[dict[str, float], Memory]]:
         """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
         stages, kept = self.grid.pipeline, self.layout.kept_layers
         if stages > 1 and kept is None:
-            blocks = [sum(map(blocks_in, self.contents[number::stages])) for number in range(stages)]
-            firsts = [numbers[0] for numbers in stages_alike(self.contents, stages).values()]
+            blocks = [sum(map(blocks_in, contents)) for _, contents in self.stages]
+            firsts = [numbers[0] for numbers in stages_alike(self.contents, stages, self.order).values()]
             alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
             fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
             return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
@@ -409,6 +470,7 @@ class Kind:
     ) -> None:
         self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
         self.replay = pricer.replay(values, stage)
+        self.inputs = pricer.replay(values, stage, whole=False) if pricer.order != "1f1b" else None
         self.chunks, self.recorders, self.scheduled_s, self.host_s = self._replay(intervals=False)
         self.communication_s = float(self.replay.communication_s())
         self.saved_s = float(self.replay.saved_s)
@@ -427,12 +489,32 @@ class Kind:
             return [], [recorder], float(step_s), float(host_s)
         chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, tuple[Recorder, ChunkTimes]]()
         for part, contents in dict.fromkeys(chunks):
-            known[part, contents] = (
-                self._recording(intervals=intervals),
-                self.replay.chunk(part, as_runs(contents)),
-            )
+            recorder = self._recording(intervals=intervals)
+            times = self.replay.chunk(part, as_runs(contents))
+            known[part, contents] = recorder, times if self.inputs is None else self._halved(part, contents, times)
         found = [known[one][1] for one in chunks]
         return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))
+
+    def _halved(self, part: Stage, contents: Contents, times: ChunkTimes) -> ChunkTimes:
+        """A chunk with its backward pass in halves: what the LM head takes for its weight is in the second one.
+
+        That takes no less than the whole pass has beside the first, where the host issues it or a collective hid
+        behind it. Torch's autograd has nothing to do for the first part before its weights (`_PipelineStageBase`).
+        """
+        assert self.inputs is not None, "asked before"
+        rest, waiting_s = self.inputs.chunk(part, as_runs(contents)), self.replay.weights_s(as_runs(contents))
+        head_s = times.forward_s - rest.forward_s
+        backward_s, last_s = times.backward_s + head_s, times.last_backward_s + head_s
+        halves = rest.backward_s, max(waiting_s + head_s, backward_s - rest.backward_s)
+        if part.first and self.pricer.framework.schedule.autograd:
+            halves = 0.0, backward_s
+        return times._replace(
+            forward_s=rest.forward_s,
+            backward_s=backward_s,
+            last_backward_s=last_s,
+            input_s=halves[0],
+            weight_s=halves[1],
+        )
 
     def _recording(self, *, intervals: bool) -> Recorder:
         """A new recorder for what is replayed next: of waits, and of every interval on request."""

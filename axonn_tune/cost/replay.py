@@ -13,7 +13,6 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
@@ -31,7 +30,7 @@ class ChunkTimes(NamedTuple):
 
     last_backward_s: of the step's last one; end_s: after it, the step's end; data_s: of that, waiting for the chunk's
     gradient buckets; host_s: waits for the host, all micro-batches; saved_s: by a forward and a backward pass of two
-    micro-batches that run beside each other.
+    micro-batches that run beside each other. input_s, weight_s: halves of a backward pass that is split.
     """
 
     forward_s: Any
@@ -41,10 +40,8 @@ class ChunkTimes(NamedTuple):
     data_s: Any
     host_s: Any
     saved_s: Any = 0.0
-
-    def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
-        """The rows of some candidates."""
-        return ChunkTimes(*(column[rows] for column in self))
+    input_s: Any = 0.0
+    weight_s: Any = 0.0
 
 
 Lines: TypeAlias = tuple[tuple[Value, Value], ...]
@@ -324,6 +321,22 @@ class Replay:
         passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0] + behind_s
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
+
+    def weights_s(self, runs: Runs) -> Value:
+        """Weight gradients of a chunk that wait for the rest of its backward pass, one operation after the other, s."""
+        # Imported here: most schedules split no backward pass, and start-up time is theirs.
+        from axonn_tune.program.split import waits
+
+        total: Value = 0.0
+        for one in self.work.segments(runs):
+            for step in self.work.program.blocks[one.block.kind].backward.operations:
+                if not waits(step):
+                    continue
+                if isinstance(step, Collective):
+                    total = total + one.blocks * self._calls_s(step) * self._multiplicity(step.axis)
+                else:
+                    total = total + one.blocks * self.work.clock.run_s(step)
+        return total
 
     def paces(self, *, first: int, last: int, kept: bool) -> Paces:
         """Runs of blocks in the chunks of pipeline stages; first, last: layer types at the ends of the model; kept: as

@@ -22,6 +22,8 @@ from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane,
 STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"
 MERGED = "forward and backward of two micro-batches"
+PASSES = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+"""Passes of pipeline stages by their kind."""
 HOST = "wait for the host that issues the kernels"
 
 
@@ -189,7 +191,7 @@ def pass_spans(pricing: Detail) -> list[Span]:
     found = [
         Span(
             f"stage {one.stage}",
-            "backward" if one.backward else "forward",
+            PASSES[one.kind],
             one.start_s,
             one.end_s,
             {"micro_batch": one.micro_batch, "chunk": one.chunk},

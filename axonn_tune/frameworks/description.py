@@ -20,7 +20,7 @@ from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.specs.machine import LARGEST_NODE, Accelerator, EnvironmentVariable, Machine, Software
 from axonn_tune.specs.model import MIXERS, UNWRITTEN, Model
 from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.vocabulary import CudaGraphs, Overlap, Packing, Precision
+from axonn_tune.vocabulary import CudaGraphs, Overlap, Packing, PipelineOrder, Precision
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class PipelineSchedule:
     interleaved: several chunks a stage are possible. overlapped: sends overlap with computation, of plain 1F1B and of
     interleaved stages. uneven: stages may differ in layers. equal_chunks: the rule by which all chunks of interleaved
     stages have as many layers; empty where they may differ. layouts: the layers of each part can be told. scattered:
-    each rank of x sends its share of an activation, which the receiver gathers.
+    each rank of x sends its share of an activation, which the receiver gathers. orders: of passes, that a search
+    compares; splits_interleaved: chunks of `zb1p` can be interleaved. autograd: torch's autograd splits backward
+    passes, so that the first part's waits as a whole, and what is recomputed is so for each of its halves.
     """
 
     interleaved: bool = True
@@ -40,6 +42,9 @@ class PipelineSchedule:
     equal_chunks: str = ""
     layouts: bool = True
     scattered: bool = True
+    orders: tuple[PipelineOrder, ...] = ("1f1b",)
+    splits_interleaved: bool = False
+    autograd: bool = False
 
     @property
     def free(self) -> bool:

@@ -18,6 +18,7 @@ from axonn_tune.vocabulary import (
     OVERLAPS,
     CudaGraphs,
     Overlap,
+    PipelineOrder,
     Precision,
 )
 
@@ -410,10 +411,17 @@ class StageOptions:
     """Of pipeline stages.
 
     first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
+    pipeline_order: in which order they do the passes of all micro-batches (`program.schedules`).
     """
 
     first_less: int = _limited(0, 0, MOST_LESS)
     last_less: int = _limited(0, 0, MOST_LESS)
+    pipeline_order: PipelineOrder = "1f1b"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients wait behind the input's gradient in the backward pass of stages."""
+        return self.pipeline_order != "1f1b"
 
     @property
     def less(self) -> tuple[int, int]:

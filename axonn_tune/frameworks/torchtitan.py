@@ -42,6 +42,7 @@ from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.tuning import REST, tools
+from axonn_tune.vocabulary import PipelineOrder
 
 _CONFIGS = {
     "llama3_8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
@@ -90,6 +91,13 @@ _ROTARY_BASE, _NORM_EPSILON = 500_000, 1e-5
 
 _LONGEST = 131072
 """Positions of the rotary table of every shipped config."""
+
+_SCHEDULES: dict[PipelineOrder, str] = {
+    "zb1p": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""Orders of passes that split the backward pass, as torch names them."""
 
 _PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -315,7 +323,15 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
 
 def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance", "loss_chunks", "offloaded")
+    settable = (
+        "sequence_parallel",
+        "cuda_graphs",
+        "dispatcher",
+        "imbalance",
+        "loss_chunks",
+        "offloaded",
+        "pipeline_order",
+    )
     run.check(settable=settable, precisions=(*_PRECISIONS, *run.framework.formats), parts=_PARTS)
     if run.workload.precision in run.framework.older_formats:
         raise run.cannot(f"{run.workload.precision} (of 0.2 and before)", "ask for --precision fp8-rowwise")
@@ -328,8 +344,8 @@ def _check(run: Run) -> None:
         raise run.cannot(what, "ask for a Llama-shaped model without biases, or for --framework megatron-core")
     if model.tied_embeddings and stages > 1:
         raise run.cannot("pipeline stages of a model with a tied embedding", "ask for --pipeline 1")
-    if run.chunks == 1 and run.accumulation < stages:
-        what = f"1F1B with fewer micro-batches ({run.accumulation}) than stages ({stages})"
+    if (run.chunks == 1 or run.step.splits_backward) and run.accumulation < stages:
+        what = f"{run.step.pipeline_order} with fewer micro-batches ({run.accumulation}) than stages ({stages})"
         raise run.cannot(what, "ask for fewer stages, a smaller --micro-batch or --z, or a larger --batch")
     length, shards = run.workload.sequence_length, 2 * context if context > 1 else 1
     shards *= tensor if run.step.sequence_parallel else 1
@@ -375,8 +391,8 @@ def _values(run: Run) -> dict[str, Value]:
         **{"steps": Because(TRIAL_STEPS, WARM_UP), "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
         "hf_assets_path": "./tests/assets/tokenizer",
     }
-    if staged:
-        found["pipeline_parallel_schedule"] = "Interleaved1F1B" if run.chunks > 1 else "1F1B"
+    plain = "Interleaved1F1B" if run.chunks > 1 else "1F1B"
+    found["pipeline_parallel_schedule"] = _SCHEDULES.get(run.step.pipeline_order, plain) if staged else None
     return found | (_split_keys(run) or {} if staged else {})
 
 
@@ -624,6 +640,8 @@ TORCHTITAN_EAGER = replace(
     name="torchtitan-eager",
     title="torchtitan (eager)",
     software="torchtitan-eager",
+    # Torch refuses to split backward passes of compiled blocks.
+    schedule=replace(TORCHTITAN.schedule, orders=("1f1b", *_SCHEDULES), splits_interleaved=True, autograd=True),
 )
 
 FRAMEWORKS = (TORCHTITAN, TORCHTITAN_EAGER)

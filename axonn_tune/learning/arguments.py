@@ -325,8 +325,8 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
         layers = found["layers"].value + sum(one is not None for one in counted) + sum(_less(arguments))
         found["vpp"] = Stated(max(1, -(-layers // each.value) // found["pp"].value), each.line)
     elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != 1:
-        # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
-        found["vpp"] = Stated(2 if re.match("Interleaved|Looped", looped.value) else 1, looped.line)
+        # Of torchtitan's looped and folded schedules a stage has two chunks unless its layers are given.
+        found["vpp"] = Stated(2 if re.match("Interleaved|Looped|ZBV|DualPipe", looped.value) else 1, looped.line)
     elif "vpp" not in found and (silent := _first(arguments, *names_of("chunks"))) is not None:
         found["vpp"] = Stated(1, silent.line)
 

@@ -301,6 +301,11 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
         neighbours = 1.0 if stage.first or stage.last else 2.0
         messages = [("messages between stages", neighbours * MESSAGES * program.send(scattered=False).size_bytes)]
     saved = [one for block in program.blocks for one in _saved(block)]
+    if program.given.options.splits_backward and stage != ONLY:
+        # Imported here: most searches split no backward pass, and start-up time is theirs.
+        from axonn_tune.program.split import waiting_arrays
+
+        saved += waiting_arrays(program, last=stage.last)
     given = program.given
     # LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient.
     operations, last = program.head.operations, program.blocks[-1]

@@ -83,6 +83,7 @@ CANDIDATE_SYMBOLS = (
         "applied",
     ),
     *("adapters_over_y", "adapters_over_x"),
+    *("waiting", "waiting_head"),
 )
 """What differs between candidates.
 
@@ -107,6 +108,7 @@ orthogonal_experts: of the others those with states on the rank that has most. O
 it iterates on, and whose states it has a shard of; gathers_*, grams_*: gathers of matrices and sums of Gram matrices
 over an axis; turns, last: exchanges of as many matrices as ranks, and of those that are `left`; at_once: in one;
 products, squares, applied: GEMMs of a matrix, X·Xᵀ, of s × s matrices, and of such a one with X.
+waiting: blocks whose weight gradients wait, waiting_head: micro-batches for which the LM head's does.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -77,9 +77,11 @@ def forward_sequence(stages: int, chunks: int, micro_batches: int) -> tuple[Inte
     return number // group % chunks, number // (group * chunks) * group + number % group
 
 
-def messages(stage: int, *, stages: int, chunks: int, micro_batches: int) -> int:
-    """Activations and gradients that a stage sends in a step; it receives the same number."""
-    return micro_batches * (2 * chunks - (stage == 0) - (stage == stages - 1)) if stages > 1 else 0
+def messages(stage: int, *, stages: int, chunks: int, micro_batches: int, folded: bool = False) -> int:
+    """Activations and gradients that a stage sends in a step; it receives the same number. folded: what the last stage
+    passes on stays there, and the first one has both ends of the model."""
+    ends = (stage == 0) + (stage == stages - 1)
+    return micro_batches * (2 * chunks - ends * (1 + folded)) if stages > 1 else 0
 
 
 @lru_cache(maxsize=4096)

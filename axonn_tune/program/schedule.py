@@ -252,7 +252,7 @@ def build_schedule(
 ) -> StepSchedule:
     """Schedule of a program with the given overlaps; `split`: two-batch overlap."""
     options = program.given.options
-    used = frozenset(overlaps) & frozenset(options.overlaps)
+    used = frozenset(overlaps) & frozenset(options.overlaps) - ({"data_parallel"} if options.splits_backward else set())
     compiler, last = _Compiler(program, used, split=split), ("head", "block", "table")
     # At the end everything is in order, nothing overlaps.
     plain = [(step, Emitted(SYNC if isinstance(step, Collective) else RUN, step)) for step in program.end.operations]

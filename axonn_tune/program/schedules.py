@@ -17,13 +17,15 @@ stage s is model part s, chunk 1 is part 2p - 1 - s, so the first stage has both
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
+
 from axonn_tune.program.pipeline import Operation, check_shape, forward_sequence, stage_order
-from axonn_tune.vocabulary import PipelineOrder
+from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 Order: TypeAlias = tuple[Operation, ...]
 """Operations of one stage."""
@@ -279,10 +281,6 @@ class _Packed:
                 self._slots[stage][new], self._at[stage][one] = one, new
 
 
-FOLDED: frozenset[str] = frozenset(("zbv", "dualpipe-v", "v-half", "v-min"))
-"""Schedules whose second chunk runs back over the stages."""
-
-
 @dataclass(frozen=True)
 class Held:
     """Micro-batches of each chunk of a stage that hold saved activations, and of those that wait for their W alone."""
@@ -296,15 +294,48 @@ def held_at_most(order: Order, *, chunks: int) -> tuple[Held, ...]:
 
     Activations are there from F on; I leaves what W needs, which goes with it; B leaves nothing.
     """
-    whole, waiting, found = [0] * chunks, [0] * chunks, dict[Held, None]()
+    whole, waiting, found = [0] * chunks, [0] * chunks, list[Held]()
     for kind, chunk, _ in order:
         whole[chunk] += {"F": 1, "I": -1, "B": -1, "W": 0}[kind]
         waiting[chunk] += {"I": 1, "W": -1}.get(kind, 0)
-        found[Held(tuple(whole), tuple(waiting))] = None
+        found.append(Held(tuple(whole), tuple(waiting)))
 
-    def outdone(one: Held, other: Held) -> bool:
-        ours, theirs = (*one.whole, *one.waiting), (*other.whole, *other.waiting)
-        return one != other and all(mine <= yours for mine, yours in zip(ours, theirs, strict=True))
+    return undominated(found)
 
-    every = list(found)
-    return tuple(one for one in every if not any(outdone(one, other) for other in every))
+
+def undominated(several: Iterable[Held]) -> tuple[Held, ...]:
+    """Without those that hold no more of anything than another one."""
+    found = np.unique([[*one.whole, *one.waiting] for one in several], axis=0)
+    # Each one is no more than itself.
+    least = [one for one in found if (found >= one).all(axis=1).sum() == 1]
+    return tuple(
+        Held(tuple(one[: len(one) // 2]), tuple(one[len(one) // 2 :])) for one in map(np.ndarray.tolist, least)
+    )
+
+
+@lru_cache(maxsize=4096)
+def stage_held(
+    schedule: PipelineOrder, stage: int, *, stages: int, chunks: int, micro_batches: int
+) -> tuple[Held, ...]:
+    """The same of a stage of a schedule."""
+    order = schedule_orders(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches)[stage]
+    return held_at_most(order, chunks=chunks)
+
+
+def most_held(
+    schedule: PipelineOrder,
+    stage: int,
+    batch_bytes: Sequence[tuple[float, float]],
+    *,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+) -> Held:
+    """What a stage holds when that is most; batch_bytes: of a micro-batch of each chunk, whole and waiting."""
+
+    def total_bytes(one: Held) -> float:
+        counts = zip(one.whole, one.waiting, batch_bytes, strict=True)
+        return sum(whole * of_whole + waiting * of_waiting for whole, waiting, (of_whole, of_waiting) in counts)
+
+    every = stage_held(schedule, stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
+    return max(every, key=total_bytes)

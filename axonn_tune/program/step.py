@@ -52,6 +52,7 @@ from axonn_tune.program.update import Bucket
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 BUNDLED = AXONN_TUNE.step
 """Options of the bundled runtime."""
@@ -68,10 +69,12 @@ ACCUMULATION = symbol("A")
 
 @dataclass(frozen=True)
 class Stage:
-    """Whether a pipeline stage is the first, which has the embedding, or the last, which has the LM head; or both."""
+    """Whether a pipeline stage is the first, which has the embedding, or the last, which has the LM head; or both, as
+    the only one has, and of several the one where a pipeline that is folded begins and ends."""
 
     first: bool = True
     last: bool = True
+    folded: bool = False
 
     def has(self, operation: Operation) -> bool:
         """Whether an operation of the end of a step is one of this stage."""
@@ -84,6 +87,8 @@ class Stage:
 
 ONLY, FIRST, MIDDLE, LAST = Stage(), Stage(True, False), Stage(False, False), Stage(False, True)
 """The stage of a step without pipeline stages, and those of one with several."""
+BOTH_ENDS = Stage(folded=True)
+"""That with both ends of the model, of several."""
 
 
 Contents: TypeAlias = tuple[tuple[int, int], ...]
@@ -134,15 +139,31 @@ def blocks_by_type(model: Model, chunks: Iterable[Contents]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stages_alike(parts: tuple[Contents, ...], stages: int) -> dict[tuple[Stage, tuple[Contents, ...]], list[int]]:
-    """Stages that are alike: their place and the blocks of their chunks, with their numbers.
+def parts_at(number: int, stages: int, count: int, order: PipelineOrder = "1f1b") -> Sequence[int]:
+    """Model parts of a stage, of so many: chunk c of stage s is part c·p + s, and of two that are folded the second is
+    2p - 1 - s."""
+    return (number, count - 1 - number) if order in FOLDED and stages > 1 else range(number, count, stages)
 
-    parts: blocks of each model part, chunk c of stage s at c·p + s.
-    """
-    found: dict[tuple[Stage, tuple[Contents, ...]], list[int]] = {}
+
+def stages_of(
+    parts: tuple[Contents, ...], stages: int, order: PipelineOrder = "1f1b"
+) -> list[tuple[Stage, tuple[Contents, ...]]]:
+    """Each stage's place and the blocks of its chunks; parts: of the model."""
+    folded, found = order in FOLDED and stages > 1, list[tuple[Stage, tuple[Contents, ...]]]()
     for number in range(stages):
-        stage = Stage(number == 0, number == stages - 1)
-        found.setdefault((stage, parts[number::stages]), []).append(number)
+        ends = Stage(number == 0, number == stages - 1)
+        place = ends if not folded else MIDDLE if number else BOTH_ENDS
+        found.append((place, tuple(parts[one] for one in parts_at(number, stages, len(parts), order))))
+    return found
+
+
+def stages_alike(
+    parts: tuple[Contents, ...], stages: int, order: PipelineOrder = "1f1b"
+) -> dict[tuple[Stage, tuple[Contents, ...]], list[int]]:
+    """Stages that are alike: their place and the blocks of their chunks, with their numbers."""
+    found: dict[tuple[Stage, tuple[Contents, ...]], list[int]] = {}
+    for number, one in enumerate(stages_of(parts, stages, order)):
+        found.setdefault(one, []).append(number)
     return found
 
 
@@ -370,6 +391,17 @@ def blocks_by_kind(
     return found
 
 
+def waiting_values(program: StepProgram, waiting: Chunks, repeated: Value) -> dict[str, Value]:
+    """Symbols of weight gradients that wait: blocks of each kind, and micro-batches of the chunk with the LM head.
+
+    waiting: blocks of each chunk of a stage, and micro-batches whose weight gradients wait; repeated: as of
+    `blocks_by_kind`.
+    """
+    counted = blocks_by_kind(program, waiting, repeated=repeated, arithmetic=PLAIN)
+    found = {f"waiting{of}": counted[f"held{of}"] for of in (block.given.counted for block in program.blocks)}
+    return found | {"waiting_head": waiting[-1][1]}
+
+
 def kept_by_kind(
     program: StepProgram, chunks: Chunks, values: Mapping[str, Value], kept: Value, *, arithmetic: Arithmetic
 ) -> dict[str, Value]:
@@ -439,7 +471,8 @@ def build_step(
     """
     options = options.in_format(workload.precision)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
-    if "data_parallel" not in set(workload.overlaps) & set(options.overlaps):
+    # Weights have their gradients last where backward passes are split.
+    if "data_parallel" not in set(workload.overlaps) & set(options.overlaps) or options.splits_backward:
         options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)
     sizes, narrow = workload.element_sizes, workload.format
     given = LayerInputs(model, sizes, options, sharded, context, table_alignment, lone_context, format=narrow)

@@ -331,6 +331,17 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
     return contended(found, m * computed_s / p, sent_s / p, contention=contention)
 
 
+def any_order_s(layers: Layers, stages: int, batches: Floats, *, contention: Floats) -> Floats:
+    """Least step of candidates of so many stages whose backward passes are split, in any order, s.
+
+    Some stage has no less to do than the mean one, and no forward pass with both halves of a backward pass takes less
+    than with the whole one (`cost.pricer.Kind`): T ≥ m W / p.
+    """
+    whole_s = layers.counts @ layers.block_s(1.0) + layers.ahead_s + layers.behind_s + layers.head_s
+    computed_s, sent_s = batches * layers.computed_s / stages, layers.sent_s / stages
+    return contended(batches * whole_s / stages, computed_s, sent_s, contention=contention)
+
+
 def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats, *, blocking: bool) -> list[Chain]:
     """Chains of several chunks; unsent: what a forward pass of each stage sends less than its share of both, s."""
     p, m, send_s, parts = shape.stages, shape.batches, shape.send_s, shape.parts

@@ -41,7 +41,9 @@ def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False, 
     shapes = list_shapes(grids := list_grids(problem), problem)
     require_searchable(count_orders(problem, grids, shapes.grid) * len(problem.tried(every=variants)))
     number = count_orders(problem, grids, shapes.grid[pairs_of(shapes)[0]])
-    shapes = without_larger(shapes, programs := Programs(problem.by_dispatcher[0]))
+    programs = Programs(problem.by_dispatcher[0])
+    # Some orders of passes need less memory than 1F1B.
+    shapes = shapes if problem.compared_orders else without_larger(shapes, programs)
     loop = Loop(
         problem,
         grids,

@@ -23,7 +23,7 @@ from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import compares_expert_overlap, load_inputs, unbatched, unpriced_experts, untuned
+from axonn_tune.ranking.inputs import compared, load_inputs, unbatched, unpriced_experts, untuned
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
@@ -348,7 +348,7 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
         rank_by="iteration",
         pipeline=problem.pipeline if own else framework.searches_stages,
     )
-    return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
+    return compared(asked)
 
 
 def _first(ranking: Priced, wanted: GridFilter) -> Detail | None:

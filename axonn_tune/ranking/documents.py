@@ -14,12 +14,14 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.orders import in_order
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.loading import D, Loaded, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import parse_layout
+from axonn_tune.vocabulary import PipelineOrder
 
 _ADDED = frozenset({"path", "sha256", "assumed"})
 """Keys that results have beside those of the documents they were made from."""
@@ -87,4 +89,7 @@ def detailed(config: dict[str, Any], inputs: Inputs) -> ConfigurationDetail | No
         problem = replace(problem, framework=framework)
     if config.get("expert_overlap"):
         problem = problem.with_expert_overlap
+    schedule: PipelineOrder = config.get("pipeline_order") or "1f1b"
+    if schedule != "1f1b":
+        problem = in_order(problem, schedule)
     return ConfigurationDetail(config, inputs, price(problem, settled))

@@ -88,20 +88,46 @@ def load_inputs(request: Request) -> Inputs:
     staged = bool(request.pipeline) or request.pipeline_layout is not None
     pipeline = staged or framework.searches_stages
     rank_by = "iteration" if request.rank_by == "step" else request.rank_by
-    problem = Problem(
-        model=model.document,
-        machine=machine.document,
-        workload=workload,
-        gpus=gpus,
-        framework=framework,
-        request=request,
-        rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
-        pipeline=pipeline,
-        tokens_total=request.tokens_total,
-        machine_assumed=request.machine is None,
+    problem = _in_order(
+        Problem(
+            model=model.document,
+            machine=machine.document,
+            workload=workload,
+            gpus=gpus,
+            framework=framework,
+            request=request,
+            rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
+            pipeline=pipeline,
+            tokens_total=request.tokens_total,
+            machine_assumed=request.machine is None,
+        )
     )
     check(problem)
-    return Inputs(replace(problem, compares_expert_overlap=compares_expert_overlap(problem)), model, machine)
+    return Inputs(compared(problem), model, machine)
+
+
+def compared(problem: Problem) -> Problem:
+    """A problem with what its search compares where nobody says which."""
+    problem = replace(problem, compares_expert_overlap=compares_expert_overlap(problem))
+    if len(problem.framework.schedule.orders) == 1:
+        return problem
+    # Imported here: most frameworks have one order of passes, and start-up time is theirs.
+    from axonn_tune.ranking.orders import compared_orders
+
+    return replace(problem, compared_orders=compared_orders(problem))
+
+
+def _in_order(problem: Problem) -> Problem:
+    """The problem with the order of passes of stages that its request or its step names; UsageError without it."""
+    asked = problem.request.pipeline_schedule or problem.framework.step.pipeline_order
+    if asked == "1f1b":
+        return problem
+    # Imported here: most searches name no order of passes, and start-up time is theirs.
+    from axonn_tune.ranking.orders import check_order, in_order
+
+    found = in_order(problem, asked)
+    check_order(found)
+    return found
 
 
 def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:

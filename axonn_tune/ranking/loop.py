@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from axonn_tune.ranking.priced import Tell
 from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
 from axonn_tune.ranking.shapes import Shapes, as_asked, pair_keys, pairs_of, with_all_chunks
 from axonn_tune.ranking.space import Grids, Problem, Variant
-from axonn_tune.vocabulary import Precision
+from axonn_tune.vocabulary import PipelineOrder, Precision
 
 _FIRST = 256
 """Pairs that are opened first, to know a limit; the next ones are four times as many."""
@@ -45,6 +45,10 @@ _MOST = 128
 """Candidates whose splits are bounded at once, at most: after these the limit may be lower."""
 _ANY, _SPLIT, _WHOLE = range(3)
 """Levels of bounds: of all splits, of one by chains of its schedule, of its whole schedule."""
+
+
+Mode: TypeAlias = tuple[bool, PipelineOrder]
+"""As of `Exchange`."""
 
 
 class Batch(NamedTuple):
@@ -115,7 +119,7 @@ class Loop:
         self._best = np.full(len(self.grids.sizes) * max(len(self.problem.formats), 1), np.inf)
         self._each: list[float] = []
         self._own: dict[tuple[int, int], float] = {}
-        self._paired: dict[Precision | None, dict[bool, Paired]] = {}
+        self._paired: dict[Precision | None, dict[Mode, Paired]] = {}
         self._pushed = 0
         self._known: float | None = None
 
@@ -168,30 +172,35 @@ class Loop:
                 np.minimum.at(least, paired.pair, paired.unsplit.least_s())
         return found
 
-    def _paired_by(self, precision: Precision | None) -> dict[bool, Paired]:
-        """All pairs in a number format without recompute, whether they fit or not, without and with expert overlap."""
+    @cached_property
+    def _modes(self) -> tuple[Mode, ...]:
+        return tuple(dict.fromkeys(one.mode for one in self.exchanges))
+
+    def _paired_by(self, precision: Precision | None) -> dict[Mode, Paired]:
+        """All pairs in a number format without recompute, whether they fit or not, by the modes of exchanges."""
         if precision not in self._paired:
             ones, _ = self._pairs
             shapes, none = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64)), np.zeros(len(ones))
             step = step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision)
             kept = none + float(step.reshard == "fit")
             anything = Fitting(none, kept, none.astype(np.int64), np.arange(len(shapes)), np.inf)
-            kind, found = Variant("none", precision=precision), dict[bool, Paired]()
-            for merged in (False, True):
-                exchanges = [one for one in self.exchanges if one.merged == merged]
+            kind, found = Variant("none", precision=precision), dict[Mode, Paired]()
+            for mode in self._modes:
+                exchanges = [one for one in self.exchanges if one.mode == mode]
+                own = replace(shapes, problem=exchanges[0].problem) if mode[1] != "1f1b" else shapes
                 # Each pool goes when its bounds are known.
-                batches = self._batches(shapes, kind, anything, exchanges, cut=True)
+                batches = self._batches(own, kind, anything, exchanges, cut=True)
                 if several := [(one.shape, one.pool.unsplit) for one in batches]:
                     pair = np.concatenate([shape for shape, _ in several])
                     unsplit = Unsplit.joined([one for _, one in several])
-                    found[merged] = Paired(pair, np.argsort(pair, kind="stable"), unsplit)
+                    found[mode] = Paired(pair, np.argsort(pair, kind="stable"), unsplit)
             self._paired[precision] = found
         return self._paired[precision]
 
-    def _least_s(self, shapes: Shapes, precision: Precision | None, *, merged: bool) -> Floats:
+    def _least_s(self, shapes: Shapes, precision: Precision | None, mode: Mode) -> Floats:
         """Least step of each shape, of all recompute sets and splits of its layers, s."""
         found = np.full(len(shapes), np.inf)
-        if (paired := self._paired_by(precision).get(merged)) is None:
+        if (paired := self._paired_by(precision).get(mode)) is None:
             return found
         pairs = np.searchsorted(pair_keys(self.shapes)[self._pairs[0]], pair_keys(shapes))
         first, end = (np.searchsorted(paired.pair[paired.order], pairs, side) for side in ("left", "right"))
@@ -210,20 +219,21 @@ class Loop:
         if len(base.piped):
             # What stages have is worked out once, for all that is taken of these.
             assert base.stage_rows
-        for merged in (False, True):
-            exchanges = [one for one in self.exchanges if one.merged == merged]
-            if not exchanges:
-                continue
-            shapes, programs = base, exchanges[0].programs
-            if merged:
+        for mode in self._modes:
+            exchanges = [one for one in self.exchanges if one.mode == mode]
+            shapes, programs, (merged, order) = base, exchanges[0].programs, mode
+            if merged or order != self.problem.framework.step.pipeline_order:
                 able = np.any([one.grids for one in exchanges if one.grids is not None], axis=0)[base.grid]
-                shapes = replace(base.taken(np.flatnonzero(able)), problem=self.problem.with_expert_overlap)
+                problem = self.problem.with_expert_overlap if merged else exchanges[0].problem
+                shapes = base.taken(np.flatnonzero(able))
+                # Stages hold other micro-batches.
+                shapes = replace(shapes, problem=problem) if merged else shapes.of(problem)
             shapes = shapes.taken(np.flatnonzero(as_asked(shapes)))
             limit_s = self._limit(precision)
             if np.isfinite(limit_s) and not self._opens_all:
-                near = np.flatnonzero(self._least_s(shapes, precision, merged=merged) <= limit_s)
+                near = np.flatnonzero(self._least_s(shapes, precision, mode) <= limit_s)
                 shapes = shapes.taken(near)
-            kinds = [one for one in self.problem.variants if one.precision == precision]
+            kinds = [one for one in shapes.problem.variants if one.precision == precision]
             kinds = [one for one in kinds if not merged or programs[one].merges]
             if not len(shapes) or not kinds:
                 continue
@@ -266,8 +276,9 @@ class Loop:
             if not len(near := np.flatnonzero(least <= limit)):
                 continue
             kept = batch._replace(pool=pool.among(near), shape=batch.shape[near], placement=batch.placement[near])
+            level = _WHOLE if batch.problem.framework.step.splits_backward else _ANY
             for row, value in enumerate(least[near].tolist()):
-                self._push(value, Split(kept, row, None, _ANY))
+                self._push(value, Split(kept, row, None, level))
 
     def _schedule(self, items: list[tuple[float, Split]]) -> None:
         """Bound the splits of some candidates."""
@@ -364,7 +375,7 @@ class Loop:
     def _decide(self, bound_s: float, item: Split) -> None:
         """Take a split on to its whole schedule, where stages are interleaved, or to its price."""
         batch, row, parts, level = item
-        if level == _SPLIT and not self._fits(item):
+        if (level == _SPLIT or batch.problem.framework.step.splits_backward) and not self._fits(item):
             return
         if level == _SPLIT and self.problem.rank_by == "iteration":
             self.counts["scheduled"] += 1
@@ -377,7 +388,8 @@ class Loop:
         """Whether a candidate fits into memory with its split; with the framework's own it does."""
         batch, row, parts, _ = item
         layout, limit_bytes = self.layout(batch, row, parts), batch.fitting.limit_bytes
-        return parts is None or batch.pool.pricer_of(layout).fits(limit_bytes)
+        known = parts is None and not batch.problem.framework.step.splits_backward
+        return known or batch.pool.pricer_of(layout).fits(limit_bytes)
 
     def _scheduled_s(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> float:
         """Bound of a candidate with a split, or its own, by its whole schedule, s."""

@@ -20,7 +20,7 @@ from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.fit import Fitting, fit_all, host_limit_bytes, kept_on_host, least_bytes_of
-from axonn_tune.ranking.inputs import check, compares_expert_overlap, step_setting, with_types
+from axonn_tune.ranking.inputs import check, compared, step_setting, with_types
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.programs import Programs, step_program
 from axonn_tune.ranking.shapes import Shapes, list_shapes
@@ -419,7 +419,7 @@ def _by_another(problem: Problem, framework: Framework) -> Problem:
     staged = problem.pipeline or framework.searches_stages
     rank_by = framework.ranked_by if problem.request.rank_by is None else problem.rank_by
     asked = replace(problem, framework=framework, pipeline=staged, rank_by=rank_by)
-    return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
+    return compared(asked)
 
 
 _SHARDING = ("torchtitan", "deepspeed", "megatron-core")

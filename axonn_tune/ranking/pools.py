@@ -25,6 +25,7 @@ from axonn_tune.ranking.bound import (
     Layers,
     Parts,
     Shape,
+    any_order_s,
     any_split_s,
     contended,
     layers_of,
@@ -253,6 +254,9 @@ class Unsplit:
                 # Blocks of all micro-batches one after the other, with embedding and LM head.
                 whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
                 found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
+                continue
+            if self.problem.framework.step.splits_backward:
+                found[at] = any_order_s(layers, stages, batches, contention=contention)
                 continue
             cut, parts, end_s = None, Parts(0, model.layers, 0, 0), np.zeros(1)
             if chunks is not None:

@@ -24,6 +24,7 @@ from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.shapes import Shapes
 from axonn_tune.ranking.space import Grids, Problem, Variant, dispatcher_grids, exchange_grids
 from axonn_tune.units import seconds
+from axonn_tune.vocabulary import PipelineOrder
 
 
 class Programs(Mapping[Variant, StepProgram]):
@@ -79,6 +80,19 @@ class Exchange:
         problem, grids = self.problem.with_expert_overlap, experts if self.grids is None else experts & self.grids
         return replace(self, problem=problem, grids=grids, programs=Programs(problem), merged=True)
 
+    def ordered(self, order: PipelineOrder, staged: NDArray[np.bool_]) -> Exchange:
+        """The same with another order of passes; staged: grids with pipeline stages."""
+        # Imported here: most searches compare no orders, and start-up time is theirs.
+        from axonn_tune.ranking.orders import in_order
+
+        problem, grids = in_order(self.problem, order), staged if self.grids is None else staged & self.grids
+        return replace(self, problem=problem, grids=grids, programs=Programs(problem))
+
+    @property
+    def mode(self) -> tuple[bool, PipelineOrder]:
+        """Whether it has expert overlap, and the order of passes of stages: what memory and bounds depend on."""
+        return self.merged, self.problem.framework.step.pipeline_order
+
     @property
     def dispatcher(self) -> str:
         """Its dispatcher."""
@@ -90,7 +104,8 @@ def exchanges_of(problem: Problem, grids: Grids, shapes: Shapes, programs: Progr
     and the dispatchers that are tried.
 
     No exchange or dispatcher needs other memory, so each candidate is priced with every one, and ranked with the best.
-    Those that can have expert overlap come with it, too, where that is compared.
+    Those that can have expert overlap come with it, too, where that is compared, and those with stages in each order of
+    passes.
     """
     used = np.zeros(len(grids.sizes), dtype=np.bool_)
     used[shapes.grid] = True
@@ -112,11 +127,14 @@ def exchanges_of(problem: Problem, grids: Grids, shapes: Shapes, programs: Progr
 
 
 def _with_overlap(problem: Problem, grids: Grids, exchanges: list[Exchange]) -> list[Exchange]:
-    if not problem.compares_expert_overlap:
-        return exchanges
-    # Gathers of weights over z share buffers, which passes beside each other would both have.
-    experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
-    return [*exchanges, *(one.merging(experts) for one in exchanges if one.dispatcher != "allgather")]
+    found = list(exchanges)
+    if problem.compares_expert_overlap:
+        # Gathers of weights over z share buffers, which passes beside each other would both have.
+        experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
+        found += [one.merging(experts) for one in exchanges if one.dispatcher != "allgather"]
+    for order in problem.compared_orders:
+        found += [one.ordered(order, grids.column("pipeline") > 1) for one in exchanges]
+    return found
 
 
 def step_program(

@@ -20,11 +20,23 @@ from axonn_tune.grid import ALL_AXES, BATCH_AXES, divisors
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MICRO_BATCH, dimensions, loss_chunks
 from axonn_tune.program.memory import KnownSizes
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
-from axonn_tune.program.step import FIRST, LAST, MIDDLE, Contents, Stage, StepProgram, blocks_in, contents_of
+from axonn_tune.program.step import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    Contents,
+    Stage,
+    StepProgram,
+    blocks_in,
+    contents_of,
+    stages_alike,
+)
 from axonn_tune.ranking.space import Grids, Problem
+from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
-InFlight: TypeAlias = tuple[tuple[Contents, int], ...]
-"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when the stage holds most."""
+InFlight: TypeAlias = tuple[tuple[Contents, int, int], ...]
+"""Blocks of each chunk of a stage, of how many micro-batches it holds activations when the stage holds most, and for
+how many its weight gradients wait then."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,15 @@ class StageRows:
     types: int
 
     @cached_property
+    def waiting(self) -> StageRows:
+        """The same with what waits in the place of what holds activations."""
+        chunks = tuple(tuple((contents, later, 0) for contents, _, later in one) for one in self.chunks)
+        return StageRows(self.stage, chunks, self.which, self.types)
+
+    @cached_property
     def most(self) -> Integers:
         """Blocks of its largest chunk."""
-        return np.array([max(blocks_in(one) for one, _ in chunks) for chunks in self.chunks], dtype=np.int64)
+        return np.array([max(blocks_in(one) for one, *_ in chunks) for chunks in self.chunks], dtype=np.int64)
 
     @cached_property
     def _first(self) -> tuple[Floats, Floats, Floats]:
@@ -58,6 +76,8 @@ class StageRows:
         """Of some shapes, with what is known of the contents."""
         found = replace(self, which=self.which[rows])
         vars(found).update({"most": self.most, "_first": self._first})
+        if "waiting" in vars(self):
+            vars(found)["waiting"] = self.waiting.taken(rows)
         return found
 
     def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
@@ -75,6 +95,14 @@ class StageRows:
 
     def kinds(self, program: StepProgram, repeated: Integers | None) -> dict[str, Value]:
         """Symbols of the kinds of block of a program; repeated: where only some blocks repeat, of each chunk."""
+        found = self._kinds(program, repeated)
+        if program.given.options.splits_backward:
+            later = self.waiting._kinds(program, repeated)
+            found |= {name.replace("held", "waiting"): value for name, value in later.items() if "held" in name}
+            found["waiting_head"] = np.array([float(chunks[-1][2]) for chunks in self.chunks])[self.which]
+        return found
+
+    def _kinds(self, program: StepProgram, repeated: Integers | None) -> dict[str, Value]:
         found: dict[str, Value] = {"held": reduce(add, self.held())}
         if len(program.blocks) == 1:
             return found
@@ -147,6 +175,8 @@ class Shapes:
             ahead = int(self.problem.framework.step.expert_overlap and chunks[row] > 1)
             return _stage_chunks(parts, count, int(counted[row]), ahead, every=every)
 
+        if (order := self.problem.framework.step.pipeline_order) != "1f1b":
+            return self._ordered_rows(order, first, which, counted)
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
         listed = [stages_of(row) for row in first.tolist()]
         wide = max(map(len, listed), default=3) if every else 3 + several
@@ -155,6 +185,32 @@ class Shapes:
         found = list(zip(*((*one, *one[-1:] * wide)[:wide] for one in listed), strict=True)) or [()] * len(shown)
         types = len(self.problem.model.types)
         return tuple(StageRows(stage, found[place], which, types) for place, stage in enumerate(shown))
+
+    def _ordered_rows(
+        self, order: PipelineOrder, first: Integers, which: Integers, batches: Integers
+    ) -> tuple[StageRows, ...]:
+        """The same of an order of passes that splits them: every kind of stage with all that it may hold at most.
+
+        first: rows of shapes that differ, of those with stages; which: of these each one is like."""
+        # Imported here: most searches split no backward pass, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import parts_of
+
+        problem, types = self.problem, len(self.problem.model.types)
+        stages, chunks = self.stages[self.piped], self.chunks[self.piped]
+        listed = list[dict[Stage, list[InFlight]]]()
+        for row in first.tolist():
+            count = int(stages[row])
+            split = parts_of(problem, count, int(chunks[row]), problem.parts)
+            parts = contents_of(problem.model, split, problem.mtp_part)
+            listed.append(_ordered_stages(parts, count, int(batches[row]), order))
+        found = list[StageRows]()
+        for stage in dict.fromkeys(one for each in listed for one in each):
+            # Where there are fewer, or none of these stages, others again.
+            each = [one.get(stage) or next(iter(one.values())) for one in listed]
+            wide = max(map(len, each))
+            columns = zip(*((*one, *one[-1:] * wide)[:wide] for one in each), strict=True)
+            found += [StageRows(stage, column, which, types) for column in columns]
+        return tuple(found)
 
     @cached_property
     def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
@@ -176,6 +232,10 @@ class Shapes:
             place[self.piped] = np.arange(len(self.piped))
             vars(found)["stage_rows"] = tuple(one.taken(place[rows[found.piped]]) for one in self.stage_rows)
         return found
+
+    def of(self, problem: Problem) -> Shapes:
+        """The same of another problem, whose stages hold other micro-batches."""
+        return Shapes(problem, self.grid, self.micro_batch, self.chunks, self.values)
 
     def with_more(self, more: Shapes) -> Shapes:
         """These and then others."""
@@ -325,8 +385,14 @@ def with_all_chunks(shapes: Shapes) -> Shapes:
 
 def as_asked(shapes: Shapes) -> NDArray[np.bool_]:
     """Shapes that run as it is asked: expert overlap needs interleaved stages where there are several."""
-    overlap = shapes.problem.framework.step.expert_overlap
-    found: NDArray[np.bool_] = (shapes.stages == 1) | (shapes.chunks > 1) | (not overlap)
+    step, single = shapes.problem.framework.step, shapes.stages == 1
+    if step.splits_backward:
+        batches, pipes = np.broadcast_to(np.asarray(shapes.values["A"]), len(shapes)), shapes.stages
+        enough = batches >= pipes * (1 + (step.pipeline_order == "dualpipe-v"))
+        interleaved = shapes.problem.framework.schedule.splits_interleaved
+        cut = shapes.chunks == 2 if step.pipeline_order in FOLDED else (shapes.chunks == 1) | interleaved
+        return np.asarray(~single & enough & cut)
+    found: NDArray[np.bool_] = single | (shapes.chunks > 1) | (not step.expert_overlap)
     return found
 
 
@@ -380,7 +446,7 @@ def _stage_chunks(
 
     def chunks_of(stage: int) -> InFlight:
         held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
-        return tuple(zip(each[stage], held, strict=True))
+        return tuple((one, batches, 0) for one, batches in zip(each[stage], held, strict=True))
 
     return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
 
@@ -391,7 +457,7 @@ def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
     blocks, together, others = found = np.zeros((3, width, types))
     others += np.inf
     alike = dict[Contents, list[int]]()
-    for contents, held in chunks:
+    for contents, held, _ in chunks:
         alike.setdefault(contents, []).append(held)
     for contents, each in alike.items():
         of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
@@ -401,6 +467,22 @@ def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
         blocks += len(each) * first
         together += sum(each) * first
         np.minimum(others, first[-1] - first, out=others)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _ordered_stages(
+    parts: tuple[Contents, ...], stages: int, micro_batches: int, order: PipelineOrder
+) -> dict[Stage, list[InFlight]]:
+    """What stages hold at most in an order of passes, by their places: of alike ones what none holds more of."""
+    # Imported here: most searches split no backward pass, and start-up time is theirs.
+    from axonn_tune.program.schedules import stage_held, undominated
+
+    found = dict[Stage, list[InFlight]]()
+    for (stage, contents), numbers in stages_alike(parts, stages, order).items():
+        shape = {"stages": stages, "chunks": len(contents), "micro_batches": micro_batches}
+        every = undominated(one for number in numbers for one in stage_held(order, number, **shape))
+        found.setdefault(stage, []).extend(tuple(zip(contents, one.whole, one.waiting, strict=True)) for one in every)
     return found
 
 

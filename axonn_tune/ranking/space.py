@@ -22,7 +22,7 @@ from axonn_tune.recompute import RECOMPUTES, Recompute, lacked_by, modules_of
 from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.vocabulary import AUTO, Precision
+from axonn_tune.vocabulary import AUTO, PipelineOrder, Precision
 
 if TYPE_CHECKING:
     from axonn_tune.stages import PipelineLayout
@@ -43,8 +43,8 @@ class Problem(Job):
 
     request: its pins restrict the layouts. rank_by, pipeline: the criterion, and whether pipeline stages are part of
     the search, as decided where the request leaves them to the framework, or another search is made of the same.
-    compares_expert_overlap: whether layouts with expert overlap are compared with those without. machine_assumed:
-    nobody named the machine.
+    compares_expert_overlap: whether layouts with expert overlap are compared with those without. compared_orders: of
+    the passes of stages, beside the framework's own. machine_assumed: nobody named the machine.
     """
 
     gpus: int
@@ -52,6 +52,7 @@ class Problem(Job):
     rank_by: RankBy = "communication"
     pipeline: bool = False
     compares_expert_overlap: bool = False
+    compared_orders: tuple[PipelineOrder, ...] = ()
     machine_assumed: bool = False
 
     @cached_property

@@ -49,8 +49,9 @@ _DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"
 
 
 def step_words(framework: Framework) -> list[str]:
-    """The same as `--set` takes them, but for what `--egtp` turns on."""
-    changed = {name: value for name, value in step_changes(framework).items() if name != "gathers_experts"}
+    """The same as `--set` takes them, but for what `--egtp` turns on and `--pipeline-schedule` names."""
+    own = ("gathers_experts", "pipeline_order")
+    changed = {name: value for name, value in step_changes(framework).items() if name not in own}
     return [word for name in changed for word in ("--set", f"step.{name}={_setting_word(changed[name])}")]
 
 
@@ -68,7 +69,9 @@ def layout_pins(framework: Framework, axes: Iterable[str], config: Mapping[str, 
     kept = ("micro_batch", "recompute", "recompute_layers", "pipeline_layout", "kept_layers")
     named |= {flag(name): value for name, value in (order | {name: config.get(name) for name in kept}).items()}
     found = [word for name, value in named.items() if value not in (None, "") for word in (name, str(value))]
-    return [*found, *(["--expert-overlap"] if config.get("expert_overlap") else [])]
+    found += ["--expert-overlap"] if config.get("expert_overlap") else []
+    schedule = config.get("pipeline_order")
+    return [*found, *(["--pipeline-schedule", str(schedule)] if schedule else [])]
 
 
 def run_words(
@@ -171,7 +174,10 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     # Where a search may cut stages into chunks, one chunk is stated, too.
     axes |= {"chunks": one.chunks} if one.chunks > 1 or (one.pipeline > 1 and framework.schedule.interleaved) else {}
     order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
-    pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": _split_word(setup)})
+    several = one.pipeline > 1 and len(framework.schedule.orders) > 1
+    own = {"order": order, "pipeline_layout": _split_word(setup)}
+    own |= {"pipeline_order": framework.step.pipeline_order if several else None}
+    pinned = layout_pins(framework, axes, {**vars(one), **axes, **own})
     # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
     step = framework.step
     if (step.expert_overlap or step.delayed_weight_gradients) and not setup.overlaps_experts(one):

@@ -58,6 +58,8 @@ _KINDS = {
     "forward": ("forward", "--accent"),
     HEAD: (HEAD, "--compute-4"),
     "backward": ("backward", "--compute-2"),
+    "input gradients": ("input gradients", "--compute-2"),
+    "weight gradients": ("weight gradients", "--compute-3"),
     END: (END, "--axis-data"),
 }
 """What parts and operations are called in figures, and their colors, in the order of the step."""
@@ -95,7 +97,8 @@ class LayoutWords:
         batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}{some}"
         dispatcher = f", dispatcher {config['dispatcher']}" if config.get("dispatcher") else ""
         overlap = ", EP overlap" * bool(config.get("expert_overlap"))
-        return f"{rank}{self.sizes(config)}, {batches}{dispatcher}{overlap}"
+        order = f", {order}" if (order := config.get("pipeline_order")) not in (None, "1f1b") else ""
+        return f"{rank}{self.sizes(config)}, {batches}{dispatcher}{overlap}{order}"
 
     def pins(self, config: Mapping[str, object]) -> list[str]:
         """Options that leave just this configuration."""

@@ -24,7 +24,7 @@ from axonn_tune.cost.collectives import (
 )
 from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, SCANS, UNHIDDEN
 from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
-from axonn_tune.cost.spans import first_passes
+from axonn_tune.cost.spans import PASSES, first_passes
 from axonn_tune.cost.work import CONTENDED, HOST, Work, hidden_behind, hidden_s, timed_gemms, work_by_kind
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
@@ -60,6 +60,7 @@ from axonn_tune.report.ranking import (
 from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.machine import Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
+from axonn_tune.vocabulary import FOLDED
 
 SCHEMA = "axonn-tune/explain/1"
 
@@ -545,12 +546,12 @@ def stage_rows(priced: Detail) -> list[Json]:
         stride = grid.stride("pipeline")
         for rank in range(grid.world):
             of_stage[rank // stride % grid.pipeline].append(rank)
-    rows = []
+    rows, last = [], 0 if priced.pipeline_order in FOLDED else len(stages) - 1
     for number, one in enumerate(stages):
         ranks = of_stage[number]
         parts = [f"{first}–{first + count - 1}" if count > 1 else f"{first}" for first, count in one.parts if count]
         before = ["embedding"] if number == 0 else []
-        after = ["LM head"] if number == len(stages) - 1 else []
+        after = ["LM head"] if number == last else []
         sums = dict.fromkeys(MEMORY_GROUPS, 0.0)
         for name, size in one.memory.items:
             other = ACTIVATIONS if name.startswith("saved ") else "temporaries"
@@ -572,18 +573,21 @@ def stage_rows(priced: Detail) -> list[Json]:
 
 _DRAWN = 86
 """Characters of a drawn schedule."""
+_BACKWARD = {PASSES[kind] for kind in "BI"}
+_WEIGHTS = "+"
 _LEGEND = (
-    "A row for each stage, from left to right: a, b, …: forward pass of a micro-batch; A, B, …: its backward pass; "
-    "·: the stage waits. Where passes are shorter than a letter, one stands for several."
+    "A row for each stage, from left to right: a, b, …: forward pass of a micro-batch; A, B, …: its backward pass"
+    "{weights}; ·: the stage waits. Where passes are shorter than a letter, one stands for several."
 )
+_OF_WEIGHTS = f", without weight gradients that wait: {_WEIGHTS}"
 
 
 def _stages(priced: Detail) -> list[ExplainSection]:
     """Stages of a pipeline: where and what they are, their first passes, and their memory."""
-    rows = stage_rows(priced)
+    rows, said = stage_rows(priced), _OF_WEIGHTS if priced.job.framework.step.splits_backward else ""
     return [
         ExplainSection("Pipeline stages", columns=MAP_COLUMNS, rows=rows),
-        ExplainSection("Pipeline schedule", drawing=_drawn_schedule(priced), notes=[_LEGEND]),
+        ExplainSection("Pipeline schedule", drawing=_drawn_schedule(priced), notes=[_LEGEND.format(weights=said)]),
         ExplainSection("Peak memory per GPU by stage", columns=_MEMORY_BY_STAGE, rows=rows),
     ]
 
@@ -591,12 +595,13 @@ def _stages(priced: Detail) -> list[ExplainSection]:
 def _drawn_schedule(priced: Detail) -> list[str]:
     """The first passes of each stage as letters: one for the shortest pass, less if no stage's backward pass fits."""
     _, spans = first_passes(priced)
-    backward_s = min((one.end_s for one in spans if one.name == "backward" and one.lane == "stage 0"), default=0.0)
+    backward_s = min((one.end_s for one in spans if one.name in _BACKWARD and one.lane == "stage 0"), default=0.0)
     letter_s = max(min(one.end_s - one.start_s for one in spans), backward_s / _DRAWN)
     rows: dict[str, list[str]] = {}
     for one in spans:
         row = rows.setdefault(one.lane, ["·"] * _DRAWN)
-        letter = chr(ord("A" if one.name == "backward" else "a") + int(str(one.details["micro_batch"])) % 26)
+        letter = chr(ord("a" if one.name == "forward" else "A") + int(str(one.details["micro_batch"])) % 26)
+        letter = _WEIGHTS if one.name == PASSES["W"] else letter
         begins, ended = round(one.start_s / letter_s), round(one.end_s / letter_s)
         for place in range(begins, min(max(ended, begins + 1), _DRAWN)):
             row[place] = letter

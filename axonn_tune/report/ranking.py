@@ -41,7 +41,7 @@ from axonn_tune.specs.numbers import told
 from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count
 from axonn_tune.vocabulary import VERSION
 
-_OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
+_OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap", "pipeline_order")
 """Settings that most layouts have by default."""
 _SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "precision", "bubble_s")
 """Columns that a narrow table leaves out where all rows have one value."""
@@ -124,6 +124,7 @@ def ranking_table(
         (
             *(*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_fields(problem, None)),
             *(["precision"] if problem.formats else []),
+            *(["pipeline_order"] if len(framework.schedule.orders) > 1 else []),
             *framework.layout(dict.fromkeys((*problem.axes, "chunks"), 1) if framework.names else {}),
         ),
         best=0 if entries and isinstance(entries[0], PricedLayout) else None,
@@ -242,6 +243,7 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         "dispatcher": any(getattr(one, "dispatcher", None) for one in entries),
         "expert_overlap": any(getattr(one, "expert_overlap", False) for one in entries),
+        "pipeline_order": any(getattr(one, "pipeline_order", "1f1b") != "1f1b" for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
@@ -417,6 +419,12 @@ _COLUMNS = (
         "Whether dispatch and combine overlap with computation of another micro-batch.",
         title="EP\noverlap",
     ),
+    words(
+        "pipeline_order",
+        "schedule",
+        "Order of passes of pipeline stages; all but 1f1b split the backward pass.",
+        title="pipeline\nschedule",
+    ),
     Column(
         "communication_s",
         "communication, s",
@@ -590,6 +598,8 @@ def entry_fields(entry: PricedLayout, **own: None) -> Json:
         found["precision"] = job.workload.precision
     if entry.dispatcher and job.framework.overlaps_experts:
         found["expert_overlap"] = entry.expert_overlap
+    if entry.pipeline > 1 and len(job.framework.schedule.orders) > 1:
+        found["pipeline_order"] = entry.pipeline_order
     return found | training_fields(job, entry)
 
 

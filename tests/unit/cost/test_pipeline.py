@@ -351,7 +351,7 @@ def test_drawn_passes_are_in_order_and_end_with_the_step(stages: int, chunks: in
     for stage in range(stages):
         own = sorted((one for one in passes if one.stage == stage), key=lambda one: one.start_s)
         order = stage_order(stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
-        assert [("FB"[one.backward], one.chunk, one.micro_batch) for one in own] == list(order)
+        assert [(one.kind, one.chunk, one.micro_batch) for one in own] == list(order)
         assert all(two.start_s >= one.end_s - 1e-12 for one, two in pairwise(own))
         ends_s.append(own[-1].end_s + float(times.end_s[stage]))
     assert max(ends_s) == pytest.approx(pipeline_time(times, micro_batches=micro_batches).step_s, rel=1e-9)

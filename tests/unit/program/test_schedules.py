@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from axonn_tune.program.pipeline import Operation
-from axonn_tune.program.schedules import FOLDED, held_at_most, part_of, schedule_orders
-from axonn_tune.vocabulary import PIPELINE_ORDERS, PipelineOrder
+from axonn_tune.program.schedules import held_at_most, part_of, schedule_orders
+from axonn_tune.vocabulary import FOLDED, PIPELINE_ORDERS, PipelineOrder
 
 _SHAPES = [(2, 4), (3, 7), (4, 8), (6, 12), (8, 32)]
 

@@ -1,0 +1,58 @@
+"""Backward passes in two halves: which operations wait as weight gradients, and what they keep until then.
+
+Weight gradients of linear layers and of grouped experts wait, with what adds or reduces them; attention, norms and
+activations have none that could. Each keeps both operands: the layer's input and its output's gradient, which all else
+frees once the input's gradient is there. Source: AMD-AGI/Primus@fd1eeabb,
+primus/backends/megatron/core/extensions/zbpp_gemm.py, and torch/distributed/pipelining/_backward.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from axonn_tune.program.operations import Collective, Kernel, MatMul, Operation, Size, symbol
+from axonn_tune.program.step import Section, StepProgram
+
+
+def waits(step: Operation) -> bool:
+    """Whether an operation is one of weight gradients."""
+    if isinstance(step, MatMul):
+        return step.layout == "TN"
+    return getattr(step, "role", "") == "weight_gradient" if isinstance(step, Collective) else is_sum(step)
+
+
+def is_sum(step: Operation) -> bool:
+    """Whether an operation adds a weight gradient to those of micro-batches before."""
+    return isinstance(step, Kernel) and step.accumulates
+
+
+@lru_cache(maxsize=256)
+def without_weight_gradients(program: StepProgram) -> StepProgram:
+    """The program of all that does not wait."""
+
+    def rest(section: Section) -> Section:
+        return replace(section, operations=tuple(step for step in section.operations if not waits(step)))
+
+    blocks = tuple(replace(one, backward=rest(one.backward)) for one in program.blocks)
+    return replace(program, blocks=blocks, head=rest(program.head))
+
+
+def kept_bytes(operations: Iterable[Operation], element: float) -> list[Size]:
+    """Operands of the weight gradients of some operations; element: bytes of one."""
+    gemms = [step for step in operations if isinstance(step, MatMul) and waits(step)]
+    sizes = [(step.m * step.k, step.n * step.k, step.calls * step.groups) for step in gemms]
+    return [element * operand * times for one, two, times in sizes for operand in (one, two)]
+
+
+def waiting_arrays(program: StepProgram, *, last: bool) -> tuple[tuple[str, Size], ...]:
+    """What weight gradients of a stage keep while they wait (`step.waiting_values`); last: it has the LM head."""
+    name, element = "saved operands of weight gradients", float(program.given.element)
+    found = [
+        symbol(f"waiting{block.given.counted}") * size
+        for block in program.blocks
+        for size in kept_bytes(block.backward.operations, element)
+    ]
+    found += [symbol("waiting_head") * size for size in kept_bytes(program.head.operations, element)] if last else []
+    return tuple((name, size) for size in found)
