@@ -372,5 +372,5 @@ def test_inputs_of_adapters_are_gathered_in_bf16(targets: tuple[str, ...], layer
     block = build_step(model, workload, recompute="none", options=own.step).blocks[-1]
     sizes = {"x": 4.0, "y": 1.0, "H": float(H), "S": 4096.0, "b": 1.0, "context": 1.0, "parts": 1.0}
     sent = [one for one in block.forward.operations if isinstance(one, Collective) and one.layer == layer]
-    gathered = next(one for one in sent if one.kind == "all_gather")
+    gathered = next(one for one in sent if (one.kind, one.axis) == ("all_gather", "x"))
     assert gathered.size_bytes.evaluate(sizes) == bytes_each * TOKENS * H
