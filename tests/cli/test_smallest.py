@@ -22,6 +22,9 @@ def test_the_smallest_number_with_its_script(tmp_path: Path) -> None:
     sizes, text = found["smallest"]["sizes"], script.read_text("utf-8").replace("\\\n", " ")
     assert (found["smallest"]["gpus"], found["smallest"]["without_savers"]) == (2, 4)
     assert [one["gpus"] for one in sizes] == [2, 4]
+    moved = found["smallest"]["with_offload"]
+    assert moved["gpus"] == 1
+    assert 0.0 < moved["added_s"] < moved["iteration_s"]
     assert found["gpus"] == 2
     assert [one["title"] for one in sizes[0]["took"]][-2:] == ["BF16 gradients", "BF16 moments"]
     words = " ".join(text.split())
@@ -44,6 +47,7 @@ def test_tables_of_sizes(tmp_path: Path) -> None:
     assert "BF16 gradients: --grad-reduce-in-bf16" in page
     assert "BF16 gradients: --grad-reduce-in-bf16" in shown.out
     assert "The fewest GPUs without these options, recompute aside: 4." in shown.out
+    assert "1 GPU would do with precision-aware optimizer, BF16 gradients, optimizer in host memory: " in shown.out
     header, first, *_ = good(f"{ASKED} --format csv").out.splitlines()
     assert header.startswith("gpus,room,memory_bytes")
     assert first.startswith("2,")
