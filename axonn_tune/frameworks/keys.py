@@ -207,7 +207,7 @@ def _range(record: Mapping[str, str]) -> tuple[str, ...]:
     return tuple((record["plain"].lower() if stated == "plain" else stated).split()) or ("switch",) * switch
 
 
-_TRAINERS = ("llamafactory", "axolotl", "swift", "adapters")
+_TRAINERS = ("llamafactory", "axolotl", "swift", "trl", "adapters")
 _CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("megatron-core", "megatron-2022"), _CORE),
@@ -230,7 +230,7 @@ TABLES |= {name: ((name,), ("megatron",) if name.endswith("_megatron") else ()) 
 _OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
-    *("llamafactory", "trainer", "axolotl", "swift", "adapters", "launchers"),
+    *("llamafactory", "trainer", "axolotl", "swift", "trl", "adapters", "launchers"),
 )
 
 

@@ -146,7 +146,11 @@ def _add_trainer(
         steps = max(1, -(-int(trainer["accumulates"]) // each))
         found.pairs["gradient_accumulation_steps"] = Stated(str(steps), 0)
         found.assumed.append(f"gradient_accumulation_steps is not stated: {steps}, as {trainer['title']} has it")
-    if trainer["mixed_by_type"] and not {"bf16", "fp16"} & stated.keys():
+    unstated = not {"bf16", "fp16"} & stated.keys()
+    if trainer["mixed"] == "bf16" and unstated:
+        found.pairs["bf16"] = Stated("True", 0)
+        found.assumed.append(f"neither bf16 nor fp16 is stated: bf16, as {trainer['title']} has it")
+    if trainer["mixed"] == "type" and unstated:
         # ms-swift's mixed precision is that of the type that weights are loaded in, which models of the hub state.
         loaded = stated.get("torch_dtype", NOTHING)
         if loaded.value.lower() in ("", "auto", "none"):

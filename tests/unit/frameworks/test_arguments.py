@@ -96,7 +96,7 @@ PARTS = {
     **{"experts": Experts.model_fields, "latent": LatentAttention.model_fields, "mamba": Mamba.model_fields},
     "indexer": Indexer.model_fields,
     "gdn": GatedDeltaNet.model_fields,
-    "tuning": [*(one.name for one in fields(Adapters)), "adapts", "linear", "dora"],
+    "tuning": [*(one.name for one in fields(Adapters)), "adapts", "linear", "dora", "sharing"],
 }
 """Options of a step, sizes of layers and what of adapters is read, which rows state by their names."""
 

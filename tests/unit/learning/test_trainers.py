@@ -193,6 +193,28 @@ def test_every_argument_of_the_tools_has_an_answer_and_its_default(
     assert wrong == {}
 
 
+OF_TABLES = ("adapters", "trainer", "accelerate", "deepspeed", "launchers", "unpriced")
+RECORDED = {
+    **{name: tables_of(name) for name in ("verl", "verl_megatron", "verl_fsdp_sft", "nemo_rl")},
+    **{name: (name, *OF_TABLES) for name in ("axolotl", "swift", "trl")},
+}
+"""Tools whose names and defaults `defaults/` has, at the commit in its first line, with the tables that answer them."""
+
+
+@pytest.mark.parametrize("tool", RECORDED)
+def test_every_key_that_a_tool_has_is_answered_with_its_default(tool: str) -> None:
+    """Guards tables against the tools' own configs and data classes: no key without an answer, no other default."""
+    lines = (CASES / "defaults" / f"{tool}.txt").read_text("utf-8").splitlines()
+    theirs = dict(line.partition(" ")[::2] for line in lines if not line.startswith("#"))
+    assert len(theirs) > 50
+    assert [name for name in theirs if find(name, RECORDED[tool]) is None] == []
+    also = {"nemo_rl": ["nemo_rl", "nemo_rl_megatron"]}.get(tool, [tool])
+    ours = {key.name: key.default for name in also for key in table(name) if key.status != "harmless"}
+    said = {name: default for name, default in ours.items() if default not in ("", "off") and theirs.get(name)}
+    assert {name: (theirs[name], one) for name, one in said.items() if not _same(theirs[name], one)} == {}
+    assert said
+
+
 def _same(theirs: str, ours: str) -> bool:
     """Whether two texts are one default; None leaves a switch off, and words may belong to an enumeration."""
     theirs, ours = (text.rpartition(".")[2].lower() if not text[:1].isdecimal() else text for text in (theirs, ours))
