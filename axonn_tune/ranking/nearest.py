@@ -173,6 +173,9 @@ def nearest_change(problem: Problem) -> str:
     tried = [first for kind in kinds if (first := _first_feasible(kind))]
     if memory and not any(_same_job(problem, changed) for _, changed in tried):
         tried[:0] = [first for kind in _with_savers(problem) if (first := _first_feasible(kind))]
+    if memory and not any(_same_job(problem, changed) for _, changed in tried):
+        moved = ((one.words, one.of(problem)) for one in offloads(problem.framework, problem.workload, problem.request))
+        tried[:0] = filter(None, [_first_feasible(moved)])
     # Other GPU counts, each with divisible batches, or without the pins that none of them suits.
     second, joint = (_without_pins, " and ") if memory else (_batches, " ")
     both = ((f"{text}{joint}{more}", twice) for text, changed in others(problem) for more, twice in second(changed))
@@ -363,8 +366,6 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     taken = [(one.savers, one.words, one.of(problem)) for one in savings(framework, problem.workload, request)]
     fewest = next((len(savers) for savers, _, changed in taken if fits(changed)), 0)
     yield from (iter([(words, changed)]) for savers, words, changed in taken if len(savers) == fewest)
-    if not fewest:
-        yield ((one.words, one.of(problem)) for one in offloads(framework, problem.workload, request))
     if request.recompute is not None:
         others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
         for one in others:

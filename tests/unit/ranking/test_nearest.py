@@ -47,6 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
     "pins that no count suits": {
         **LLAMA,
         "gpus": 8,
+        "set": ("step.offloaded=",),
+        **{"x": 8, "z": 1, "pipeline": 1, "data": 1, "context": 1, "micro_batch": 1},
+    },
+    "states of lone ranks": {
+        **LLAMA,
+        "gpus": 8,
         **{"x": 8, "z": 1, "pipeline": 1, "data": 1, "context": 1, "micro_batch": 1},
     },
     "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
@@ -77,6 +83,8 @@ def changed(request: Request, change: str) -> Request:
         names.get(name, name.replace("-", "_")): int(value) if value.isdecimal() else value or True
         for name, value in words
     }
+    if "set" in given:
+        given["set"] = (*request.set, given["set"])
     return replace(request, **given)
 
 
@@ -115,6 +123,7 @@ def test_every_suggestion_fits(case: str) -> None:
         ("no types of fewer bytes", "fit: --use-precision-aware-optimizer bf16 ("),
         ("weights kept whole", ") or --framework torchtitan or --gpus 24"),
         ("parts that 16 stages do not divide", "fit: --tp 8 ("),
+        ("states of lone ranks", "fits: --use-precision-aware-optimizer fp32 --set step.offloaded=moments,master ("),
         ("pins that no count suits", "fits: --gpus 24 and leave out --tp, --gtp, --dp, --cp, --pp and --micro-batch ("),
     ],
 )
