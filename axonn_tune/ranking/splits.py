@@ -7,8 +7,9 @@ and the LM head take:
   backward pass behind min(p - r, m) forward passes, so that its passes stand (m - 1) and some times in a row: more
   often the later the stage. Both are exact;
 - several: that whose sum over chunks of the slowest stage of each chunk is least, with chunks of like length, since
-  interleaved 1F1B sends p micro-batches through one chunk of all stages, then through the next; and those whose slowest
-  stage takes little over all its chunks, by moves of single layers.
+  interleaved 1F1B sends p micro-batches through one chunk of all stages, then through the next; the same with the
+  shorter parts of the first chunk last, as without the embedding, which leaves the stage with the LM head fewer layers;
+  and those whose slowest stage takes little over all its chunks, by moves of single layers.
 
 Of what is equally good, the most even in seconds or in layers has its shorter parts first or last: four of each, which
 can be 2% apart. All of them are candidates of the search, which prices those whose schedule may be listed.
@@ -361,6 +362,9 @@ def splits_of(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: 
                 ends = ends_s[0] * (start == 0), ends_s[1] * (end == len(layer_s))
                 each.append(_ties(layer_s[start:end], ends, np.ones(stages)))
             found += [tuple(chain(*several)) for several in zip(*each, strict=True)]
+            # Little as the embedding is, it moves the first chunk's shorter parts away from the stage with the LM head.
+            late = _ties(layer_s[: cuts[1]], (0.0, 0.0), np.ones(stages))[-1]
+            found += [(*late, *chain(*several)) for several in zip(*each[1:], strict=True)]
         found += _moved(layer_s, ends_s, own, stages)
     return [one for one in dict.fromkeys(found) if one != own]
 

@@ -147,7 +147,7 @@ def test_of_a_pinned_grid_the_rest_is_searched() -> None:
     grid = {"x": 2, "z": 1, "data": 4, "context": 1, "pipeline": 8, "expert": 1, "expert_tensor": 1}
     narrow = {"precision": "fp8-blockwise", "set": ("step.primary_weights=true",), "batch": 512, "seq": 8192}
     first = search(load_inputs(Request("qwen3-30b-a3b", gpus=64, **asked, **grid, **narrow)).problem)[0]
-    assert first.iteration_s <= 7.133
+    assert first.iteration_s <= 6.512
     assert (first.chunks, first.parts is not None) == (3, True)
     free = search(load_inputs(Request("qwen3-30b-a3b", gpus=16, **asked, batch=128)).problem)
     best = next(free[place] for place in range(len(free)) if free[place].expert_overlap)
