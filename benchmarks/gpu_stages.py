@@ -55,6 +55,7 @@ from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import counted
 from axonn_tune.vocabulary import Precision
@@ -65,6 +66,7 @@ from benchmarks.reference_model import Reference
 
 SMALL = (("nano", 64), ("nano-llama", 64), ("nano-moe", 64), ("nano-delta", 64))
 """Models, and tokens of a sequence, that a CPU trains in a moment."""
+LORA = Tuning(mode="lora", targets=("*",), dtype="fp32")
 BALANCED = replace(AXONN_TUNE, step=replace(AXONN_TUNE.step, imbalance=1.0))
 """With forced load balancing: which experts tokens go to does not depend on rounding, nor what is priced on data."""
 LIMITS: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
@@ -99,6 +101,7 @@ class Job:
             global_batch=self.sequences * micro_batches * grid.z * grid.data,
             sequence_length=self.sequence,
             precision=precision,
+            tuning=self.model.tuning,
         )
         layout = Layout(grid, self.sequences, recompute, kept_layers=0)
         framework = BALANCED if self.model.has_experts else AXONN_TUNE
@@ -109,8 +112,10 @@ class Job:
 
 
 def small_jobs(micro_batch: int = 2) -> list[Job]:
-    """Models that train in a moment anywhere."""
-    return [Job(load_model(name).document, sequence, micro_batch) for name, sequence in SMALL]
+    """Models that train in a moment anywhere, and one of which adapters do."""
+    models = [(load_model(name).document, sequence) for name, sequence in SMALL]
+    tuned = models[1][0].model_copy(update={"name": "nano-llama-lora"}).tuned(LORA)
+    return [Job(model, sequence, micro_batch) for model, sequence in (*models, (tuned, models[1][1]))]
 
 
 def jobs(site: Site) -> list[Job]:

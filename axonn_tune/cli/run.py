@@ -156,8 +156,13 @@ def data_command(
     show_default=True,
     help="Number format to write.",
 )
+@click.option(
+    "--merge",
+    metavar="LAUNCH.YAML",
+    help="CHECKPOINT has adapters, which this launch config trained: add them to its checkpoint.base, and write that.",
+)
 @help_option
-def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
+def export_command(*, checkpoint: str, output: str, dtype: str, merge: str | None) -> None:
     """Write the parameters of a CHECKPOINT as one safetensors file, whatever grid saved it.
 
     CHECKPOINT is the folder of one step, or that of a run's checkpoints, of which the newest is taken. The tensors have
@@ -166,16 +171,28 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
     \b
     Example:
       axonn-tune export checkpoints -o model.safetensors --dtype bf16
+      axonn-tune export adapters --merge launch.yaml -o merged.safetensors
     """
-    from axonn_tune.errors import EnvironmentProblem
+    from axonn_tune.errors import EnvironmentProblem, UsageError
 
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentProblem("export needs torch: pip install '.[runtime]' in the checkout")
-    from axonn_tune.runtime.checkpoint import TYPES, checkpoint_at, export
+    from axonn_tune.runtime.checkpoint import TYPES, checkpoint_at, export, merged
 
     found = checkpoint_at(checkpoint)
-    count = export(found, output, dtype=TYPES.get(dtype))
-    click.echo(f"wrote {output}: {count:,} parameters of {found}")
+    if merge is None:
+        count = export(found, output, dtype=TYPES.get(dtype))
+        click.echo(f"wrote {output}: {count:,} parameters of {found}")
+        return
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_document
+
+    launch = load_document(merge, schema=Launch)
+    if launch.checkpoint.base is None:
+        raise UsageError(f"--merge {merge}: it has no checkpoint.base, whose weights adapters are added to")
+    base = checkpoint_at(launch.checkpoint.base)
+    count = export(base, output, dtype=TYPES.get(dtype), change=merged(found, launch))
+    click.echo(f"wrote {output}: {count:,} parameters of {base} with adapters of {found}")
 
 
 @click.command("doctor", short_help="Check what can run on this host.")

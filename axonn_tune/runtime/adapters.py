@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from axonn_tune.runtime.parameters import Matrix, ParameterStore
-from axonn_tune.specs.model import Layer
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.tuning import Tuning
 
 UP_DEVIATION = 0.0
@@ -61,14 +61,7 @@ class Adapter:
 
     def add_to(self, output: torch.Tensor, middle: torch.Tensor) -> None:
         """Add to `[M, n]`, in place."""
-        up = self.up.value.to(middle.dtype).t()
-        if self.columns is None:
-            output.addmm_(middle, up, alpha=self.scale)
-            return
-        found = (middle @ up).view(len(middle), self.columns.groups, -1)
-        views = self.columns.of(output)
-        for view, part in zip(views, torch.split(found, [one.shape[-1] for one in views], dim=-1), strict=True):
-            view.add_(part, alpha=self.scale)
+        add_product(output, middle, self.up.value.to(middle.dtype), self.columns, self.scale)
 
     def backward(self, x: torch.Tensor, middle: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Add to the gradients of both matrices, from that of the layer's output `[M, n]`; the gradient of `I · A`."""
@@ -83,6 +76,18 @@ class Adapter:
         """Add to what others have found of the input's gradient, `[M, k]`."""
         down = self.down.value.to(of_middle.dtype).t()
         return of_middle @ down if found is None else found.addmm_(of_middle, down)
+
+
+def add_product(
+    output: torch.Tensor, left: torch.Tensor, up: torch.Tensor, columns: Columns | None, scale: float
+) -> None:
+    """Add `scale · left · upᵀ` to `[M, n]`, or to some of its columns."""
+    if columns is None:
+        output.addmm_(left, up.t(), alpha=scale)
+        return
+    found, views = (left @ up.t()).view(len(left), columns.groups, -1), columns.of(output)
+    for view, part in zip(views, torch.split(found, [one.shape[-1] for one in views], dim=-1), strict=True):
+        view.add_(part, alpha=scale)
 
 
 def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
@@ -112,12 +117,7 @@ def adapters_of(
     if tuning is None or layer is None:
         return ()
     (rows, columns), found = shape, list[Adapter]()
-    linear = name.split(".", 2)[2]
-    known = dict(_parts(layer, linear))
-    for part in tuning.parts(linear):
-        if part and part not in known:
-            continue
-        own, its = known.get(part), name + f".{part}" * bool(part)
+    for its, own in _named(name, layer, tuning):
         width = own.groups * own.width if own is not None else columns
         down, up = (
             store.matrix(
@@ -138,6 +138,25 @@ def adapters_of(
         here = None if own is None else Columns(own.groups // store.mesh.size(axes[1]), own.slices)
         found.append(Adapter(down, up, scale, here))
     return tuple(found)
+
+
+def _named(name: str, layer: Layer, tuning: Tuning) -> Iterator[tuple[str, Columns | None]]:
+    """Names of the adapters of a linear layer, such as `blocks.0.attention.qkv.q`, with what they add to; None: all."""
+    linear = name.split(".", 2)[2]
+    known = dict(_parts(layer, linear))
+    for part in tuning.parts(linear):
+        if not part or part in known:
+            yield name + f".{part}" * bool(part), known.get(part)
+
+
+def adapter_places(model: Model) -> dict[str, list[tuple[str, Columns | None]]]:
+    """The same of each weight of a model, by its name."""
+    if (tuning := model.tuning) is None:
+        return {}
+    layers = enumerate(model.types[index] for index, count in model.runs for _ in range(count))
+    linears = ("attention.qkv", "attention.output", "mlp.fc1", "mlp.fc2")
+    names = ((f"blocks.{number}.{linear}", layer) for number, layer in layers for linear in linears)
+    return {f"{name}.weight": list(_named(name, layer, tuning)) for name, layer in names}
 
 
 def _parts(layer: Layer, linear: str) -> Iterator[tuple[str, Columns]]:

@@ -33,9 +33,11 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.files import is_full, read_regular, replacing, sync_folder
 from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.grid import AXES
+from axonn_tune.runtime.adapters import adapter_places, add_product
 from axonn_tune.runtime.devices import synchronize, use_device
 from axonn_tune.runtime.mesh import Mesh, Result, WorldGroup, is_broken_connection, is_timeout
 from axonn_tune.runtime.optimizer import ShardedOptimizer
+from axonn_tune.runtime.parameters import Parameter, ParameterStore
 from axonn_tune.runtime.shards import (
     METADATA_FILE,
     Shard,
@@ -45,9 +47,11 @@ from axonn_tune.runtime.shards import (
     read,
     read_metadata,
     shards_of,
+    whole_shard,
     write,
     write_metadata,
 )
+from axonn_tune.specs.launch import Launch
 from axonn_tune.vocabulary import VERSION
 
 SCHEMA = "axonn-tune/checkpoint/2"
@@ -436,9 +440,65 @@ def checkpoint_at(path: str | Path) -> Path:
     return CheckpointFolder(path).place(steps[-1])
 
 
-def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = None) -> int:
+def load_frozen(path: str | Path, store: ParameterStore) -> str:
+    """Fill what does not train from a checkpoint of any grid, or the newest in a folder; a text that names it.
+
+    DamagedCheckpointError if it is not as it was written; TrainingFailedError if it is of another model.
+    """
+    place = checkpoint_at(path)
+    grid = store.mesh.grid
+    marker = require_whole(place, part=store.mesh.rank, parts=grid.world)
+    stored = _stored(place, marker)
+    every: list[Parameter] = [*store.matrices, *store.vectors]
+    shards = {f"{PARAMETERS}{one.name}": [whole_shard(one)] for one in every if not one.trains}
+    sizes = {name: one.size for name, one in stored.items()}
+    _must_agree(
+        f"checkpoint.base {str(place)!r} is of another model",
+        [
+            f"{name.removeprefix(PARAMETERS)} is {_shown(sizes.get(name))} there and {_shown(one.size)} here"
+            for name, (one,) in shards.items()
+            if sizes.get(name) != one.size
+        ],
+    )
+    _or_damaged(place, lambda: read(place, stored, shards))
+    return f"step {marker.step}, {zlib.crc32(json.dumps(marker.checksums, sort_keys=True).encode()):08x}"
+
+
+def merged(checkpoint: Path, launch: Launch) -> Callable[[str, torch.Tensor], None]:
+    """What adds a checkpoint's adapters, trained by a launch config, to a weight of the name, in place.
+
+    UsageError if the launch config has no adapters.
+    """
+    if launch.model.tuning is None:
+        raise UsageError("the launch config of adapters that are merged has no workload.tuning")
+    stored, places = _stored(checkpoint, require_whole(checkpoint)), adapter_places(launch.model)
+
+    def tensor(name: str) -> torch.Tensor:
+        if (its := stored.get(f"{PARAMETERS}{name}")) is None:
+            raise TrainingFailedError(f"checkpoint {str(checkpoint)!r} has no adapter {name}: it is of another run")
+        values = torch.empty(its.size, dtype=its.dtype)
+        shards = {f"{PARAMETERS}{name}": [Shard(its.size, (0, 0), values)]}
+        _or_damaged(checkpoint, partial(read, checkpoint, stored, shards))
+        return values
+
+    def add(name: str, weight: torch.Tensor) -> None:
+        for its, columns in places.get(name.removeprefix(PARAMETERS), ()):
+            down, up = (tensor(f"{its}.{one}").to(weight.dtype) for one in ("lora_a", "lora_b"))
+            add_product(weight, down, up, columns, launch.adapter_scale)
+
+    return add
+
+
+def export(
+    checkpoint: Path,
+    output: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    change: Callable[[str, torch.Tensor], None] = lambda name, values: None,
+) -> int:
     """Write all parameters under this program's names, weights as `[inputs, outputs]`; the number of elements.
 
+    change: in place, by their names.
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     DamagedCheckpointError, with the newest whole one beside it, if the checkpoint is not as it was written.
@@ -471,5 +531,6 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
             values = torch.empty(size, dtype=stored[name].dtype)
             whole = {name: [Shard(size, (0,) * len(size), values)]}
             _or_damaged(checkpoint, partial(read, checkpoint, stored, whole))
+            change(name, values)
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())

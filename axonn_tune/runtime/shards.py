@@ -76,17 +76,24 @@ Shards: TypeAlias = Mapping[str, Sequence[Shard]]
 
 def shards_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Shard]:
     """Shards of a parameter in `flat`, which has the layout of the bucket's `master`; views without padded rows."""
-    found = list[Shard]()
-    for row, column, values in bucket.slices(parameter, flat):
-        if isinstance(parameter, Vector):
-            found.append(Shard((parameter.width,), (parameter.elements.start + row,), values.flatten()))
-            continue
-        first, end = parameter.row_range.start + row, parameter.real_rows
-        # A shard of padding alone begins at the end, where it is empty.
-        start = min(first, end), parameter.column_range.start + column
-        real = min(max(end - first, 0), len(values))
-        found.append(Shard((end, parameter.columns), start, values[:real]))
+    found = [_shard(parameter, *one) for one in bucket.slices(parameter, flat)]
     return [shard for shard in found if shard.values.numel()] or found[:1]
+
+
+def whole_shard(parameter: Parameter) -> Shard:
+    """All that a rank has of a parameter that is in no bucket."""
+    return _shard(parameter, 0, 0, parameter.value)
+
+
+def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Shard:
+    """Values from a row and a column of a rank's part of a parameter on, without padding."""
+    if isinstance(parameter, Vector):
+        return Shard((parameter.width,), (parameter.elements.start + row,), values.flatten())
+    first, end = parameter.row_range.start + row, parameter.real_rows
+    # A shard of padding alone begins at the end, where it is empty.
+    start = min(first, end), parameter.column_range.start + column
+    real = min(max(end - first, 0), len(values))
+    return Shard((end, parameter.columns), start, values[:real])
 
 
 def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:

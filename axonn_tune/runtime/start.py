@@ -38,7 +38,7 @@ from axonn_tune.errors import (
 from axonn_tune.files import write_text_atomically
 from axonn_tune.processes import end_process, exit_code_of, fork_ranks
 from axonn_tune.program.count import parameters
-from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.checkpoint import Checkpointer, load_frozen
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of, routed
 from axonn_tune.runtime.mesh import (
@@ -194,6 +194,7 @@ class Rank:
     directory: Path | None = None
     watch: Watch | None = None
     recorder: FlightRecorder | None = None
+    base: str = "seed"
 
     def run(self) -> int:
         """Train; the exit code. Every error is reported and mapped to an exit code."""
@@ -224,6 +225,8 @@ class Rank:
         options, base_bytes = self.options, resident_bytes(device)
         steps = options.steps or launch.steps
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
+        if launch.checkpoint.base is not None:
+            self.base = load_frozen(launch.checkpoint.base, trainer.model.store)
         checkpointer = self._resume(trainer)
         traced = options.trace_steps if options.trace_all or not place.rank else 0
         metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes, traced)
@@ -338,6 +341,7 @@ class Rank:
                 "data_seed": self.launch.data.seed,
                 "optimizer": self.launch.optimizer.name,
                 **_routing(self.launch.model),
+                **self._adapting(),
             },
         )
         found = checkpointer.load(self.options.resume_from)
@@ -346,6 +350,11 @@ class Rank:
         if found is not None and self.place.rank == 0:
             print_message(f"after step {found}, from {settings.directory}", label="Resuming")
         return checkpointer
+
+    def _adapting(self) -> dict[str, str]:
+        """What adapters stand beside, and their scale, which no tensor tells; nothing where all weights train."""
+        scale = f"{self.launch.adapter_scale:g}"
+        return {"base": self.base, "adapter_scale": scale} if self.launch.model.tuning is not None else {}
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
         """Report collectives that differ from the program: an internal error in one of the two."""

@@ -70,6 +70,8 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
+    if launch.checkpoint.base is not None and workload.tuning is None:
+        found.append("checkpoint.base: is for workload.tuning, without which all weights train")
     if workload.tuning is not None and not adapted(model):
         found.append(f"workload.tuning.targets: {model.name} has no linear layer of these names")
     framework = AXONN_TUNE.training(model).having(*launch.grid.sizes)

@@ -108,9 +108,16 @@ class Data(Document):
 class Checkpoint(Document):
     """Where and how often state is saved; absent directory: never."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("base",)
+
     directory: str | None = Field(default=None, description="Folder; absent: nothing is saved.")
     every_steps: PositiveInt = Field(default=1000, description="Steps between two.")
     keep: PositiveInt = Field(default=3, description="Number of newest checkpoints that stay.")
+    base: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="With workload.tuning the checkpoint, or a folder of some, whose weights stay as they are; absent: "
+        "made from the seed.",
+    )
 
 
 class MetricSinks(Document):

@@ -14,7 +14,7 @@ import torch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import Grid
 from axonn_tune.program.pipeline import split_layers
-from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.checkpoint import Checkpointer, load_frozen
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
@@ -28,6 +28,7 @@ from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import LayerType, Model
+from axonn_tune.specs.tuning import Tuning
 
 BATCH, SEQUENCE = 12, 16
 RUN: dict[str, Any] = {"global_batch": BATCH, "sequence_length": SEQUENCE, "seed": 5, "data_seed": 7}
@@ -65,6 +66,16 @@ DELTA = _DELTA.model_copy(
     }
 )
 """One of its layers with a gated delta net, the other with gated attention."""
+
+
+_LLAMA = load_model("nano-llama").document.model_copy(
+    update={**SMALL, "layers": 2, "kv_heads": 6, "vocab": 61, "max_sequence_length": 19}
+)
+WHOLE = _LLAMA.tuned(None)
+LORA = _LLAMA.tuned(
+    Tuning(mode="lora", rank=5, targets=("attention.qkv/q", "attention.output", "mlp.fc1/up", "mlp.fc2"), dtype="fp32")
+)
+"""The same model, of which only adapters train."""
 
 
 @dataclass
@@ -195,3 +206,24 @@ def error_of_loading(grid: Grid, folder: Path, layers: int = SMALL["layers"]) ->
     finally:
         saver.close()
     return "loaded"
+
+
+def save_base(folder: Path) -> None:
+    """A checkpoint of all weights after a step."""
+    found = trainee(Grid(), model=WHOLE)
+    found.step()
+    saver = found.checkpoints(folder / "base")
+    saver.save()
+    saver.close()
+
+
+def train_adapters(grid: Grid, folder: Path) -> float:
+    """Three steps beside the weights of a checkpoint, saved; the loss after them, of the batch behind these."""
+    found = trainee(grid, seed=RUN["seed"] + 1, model=LORA)
+    load_frozen(folder / "base", found.model.store)
+    for _ in range(3):
+        found.step()
+    saver = found.checkpoints(folder / "adapters")
+    saver.save()
+    saver.close()
+    return found.step().loss

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +121,35 @@ def test_delta_nets_load_on_any_grid(split: bool, tmp_path: Path, pools: Pools) 
     assert saving.differs_after_loading(SERIAL, tmp_path, False, saving.DELTA) == []
     found = pools(other.world).run(saving.differs_after_loading, other, tmp_path, split, saving.DELTA)
     assert found == [[]] * other.world
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_adapters_load_on_any_grid(split: bool, tmp_path: Path, pools: Pools) -> None:
+    """Guards adapters, which z replicates and x or y splits, and that a checkpoint holds nothing else."""
+    grid, other = Grid(2, 1, 1, 2), Grid(1, 2, 2, 1)
+    pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, split, saving.LORA)
+    place = checkpoint.checkpoint_at(tmp_path)
+    names = checkpoint.read_metadata(place, checkpoint.read_marker(place).sizes)
+    assert {name.rpartition(".")[2] for name in names} == {"lora_a", "lora_b"}
+    assert saving.differs_after_loading(SERIAL, tmp_path, False, saving.LORA) == []
+    found = pools(other.world).run(saving.differs_after_loading, other, tmp_path, split, saving.LORA)
+    assert found == [[]] * other.world
+
+
+def test_adapters_merge_with_their_base(tmp_path: Path, pools: Pools) -> None:
+    """Guards adapters beside a checkpoint's weights, on a grid, and both as one model: its loss is the same."""
+    saving.save_base(tmp_path)
+    (loss, *_) = pools(4).run(saving.train_adapters, Grid(2, 1, 2, 1), tmp_path)
+    launch = SimpleNamespace(model=saving.LORA, adapter_scale=1.0)
+    add = checkpoint.merged(checkpoint.checkpoint_at(tmp_path / "adapters"), launch)
+    whole = saving.trainee(SERIAL, model=saving.WHOLE)
+    saver = whole.checkpoints(tmp_path / "base")
+    saver.load()
+    saver.close()
+    for one in whole.model.store.matrices:
+        add(one.name, one.value)
+    whole.optimizer.steps_done = 3
+    assert whole.step().loss == pytest.approx(loss, rel=1e-12)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
