@@ -210,7 +210,7 @@ def _range(record: Mapping[str, str]) -> tuple[str, ...]:
 _TRAINERS = ("llamafactory", "axolotl", "swift", "trl", "adapters")
 _CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **dict.fromkeys(("megatron-core", "megatron-2022"), _CORE),
+    **dict.fromkeys(("megatron-core", "megatron-2022", "primus"), _CORE),
     "megatron bridge": (_CORE[0], (*_CORE[1], "adapters")),
     "megatron sft": (_CORE[0], (*_CORE[1], "swift", "adapters")),
     "megatron-axonn": (("megatron_axonn", "megatron"), ()),

@@ -42,7 +42,7 @@ from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.tuning import REST, tools
-from axonn_tune.vocabulary import PipelineOrder
+from axonn_tune.vocabulary import FOLDED, LARGEST_SIZE, PipelineOrder
 
 _CONFIGS = {
     "llama3_8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
@@ -347,11 +347,26 @@ def _check(run: Run) -> None:
     if (run.chunks == 1 or run.step.splits_backward) and run.accumulation < stages:
         what = f"{run.step.pipeline_order} with fewer micro-batches ({run.accumulation}) than stages ({stages})"
         raise run.cannot(what, "ask for fewer stages, a smaller --micro-batch or --z, or a larger --batch")
+    if run.step.splits_backward:
+        _check_order(run)
     length, shards = run.workload.sequence_length, 2 * context if context > 1 else 1
     shards *= tensor if run.step.sequence_parallel else 1
     if length % shards:
         raise run.cannot(f"a sequence of {length}, which is not divisible by {shards}", "ask for another --seq")
     _resharding(run)
+
+
+def _check_order(run: Run) -> None:
+    """UsageError for what torch's schedules with split backward passes do not run, or repeat for each weight."""
+    order, least = run.step.pipeline_order, run.size("pipeline") * (1 + (run.step.pipeline_order == "dualpipe-v"))
+    if order not in _SCHEDULES or run.framework.software == "compiled":
+        raise run.cannot(f"the schedule {order}", "ask for --pipeline-schedule 1f1b")
+    if run.recompute != "none":
+        raise run.cannot(f"{order} with recompute {run.recompute}", "ask for --recompute none")
+    if run.chunks != 2 and (order in FOLDED or run.chunks < 2):
+        raise run.cannot(f"{order} with {run.chunks} chunks a stage", "ask for 2")
+    if run.accumulation < least:
+        raise run.cannot(f"{order} with fewer micro-batches ({run.accumulation}) than {least}", "ask for more")
 
 
 def _resharding(run: Run) -> str:
@@ -641,7 +656,7 @@ TORCHTITAN_EAGER = replace(
     title="torchtitan (eager)",
     software="torchtitan-eager",
     # Torch refuses to split backward passes of compiled blocks.
-    schedule=replace(TORCHTITAN.schedule, orders=("1f1b", *_SCHEDULES), splits_interleaved=True, autograd=True),
+    schedule=replace(TORCHTITAN.schedule, orders=("1f1b", *_SCHEDULES), zb1p_chunks=(2, LARGEST_SIZE), autograd=True),
 )
 
 FRAMEWORKS = (TORCHTITAN, TORCHTITAN_EAGER)

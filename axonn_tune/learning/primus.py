@@ -16,6 +16,8 @@ from axonn_tune.specs.model import Model
 _MODULE = "modules.pre_trainer."
 MODEL = "modules.pre_trainer.model"
 """Where an experiment names its model."""
+ORDER = "pp_algorithm"
+"""Order of passes of stages, where Primus runs them itself."""
 _OWN = re.compile(
     r"(?:use_)?turbo_|enable_primus|disable_|log_avg_|\w+_sink_level$|mock_data$|\w+_data_path$|modules|"
     r"auto_continue|moe_use_(?:legacy_grouped_gemm|fused_router)"
@@ -44,12 +46,34 @@ def experiment(pairs: Iterable[tuple[str, Stated]]) -> list[tuple[str, Stated]]:
     if all(name in found and is_on(found[name]) for name in ("enable_primus_turbo", "use_turbo_deepep")):
         found["moe_enable_deepep"] = found["use_turbo_deepep"]
         found["moe_token_dispatcher_type"] = Stated("flex", found["use_turbo_deepep"].line)
+    if (order := _order(found)) is not None:
+        found[ORDER] = order
+    else:
+        found.pop(ORDER, None)
     # A key without a value holds what is set for all.
     return [
         (name, one)
         for name, one in found.items()
         if name == MODEL or not (_OWN.match(name) or one.value.lower() in ("null", "none", ""))
     ]
+
+
+def _order(stated: Mapping[str, Stated]) -> Stated | None:
+    """The schedule of stages of Primus' own pipeline, or of zero bubbles as Sea AI's fork has them; None for
+    Megatron-LM's (primus/configs/modules/megatron/primus_pipeline.yaml, zero_bubble.yaml)."""
+
+    def on(name: str, *, unset: bool = False) -> bool:
+        return is_on(stated[name]) if name in stated else unset
+
+    if on("patch_primus_pipeline"):
+        return stated.get(ORDER, Stated("1f1b-interleaved", stated["patch_primus_pipeline"].line))
+    if not on("patch_zero_bubble") or not on("enable_zero_bubble", unset=True):
+        return None
+    switch = stated["patch_zero_bubble"]
+    if not on("zero_bubble_v_schedule"):
+        return Stated("zero-bubble", switch.line)
+    setup = stated.get("zero_bubble_v_schedule_mem_setup", Stated("half", switch.line))
+    return Stated({"zb": "zbv-formatted"}.get(setup.value, f"v-{setup.value}"), setup.line)
 
 
 def filled(one: Stated, variables: Mapping[str, Sequence[Stated]]) -> Stated:

@@ -162,7 +162,10 @@ class CommandRun(StatedRun):
         if isinstance(found, str):
             raise self._wrong(found)
         self._check_stages(found)
-        return self._with_experts(self._with_adapters(_with_options(found, self.arguments)))
+        optioned = _with_options(found, self.arguments)
+        if optioned.framework.step.splits_backward:
+            self._check_order(optioned)
+        return self._with_experts(self._with_adapters(optioned))
 
     def _with_adapters(self, case: Case) -> Case:
         """The case with what trains; DocumentError with the line of a target that its tool does not know."""
@@ -218,6 +221,18 @@ class CommandRun(StatedRun):
             why = case.framework.writes_scores(case.machine.accelerator, case.workload.precision)
             taken = f"one that writes all scores {why}" if why else "FlashAttention or cuDNN's"
             yield f"attention's kernel is not stated: {taken}"
+
+    def _check_order(self, case: Case) -> None:
+        """DocumentError for a schedule that does not have so many chunks or micro-batches."""
+        # Imported here: few runs split the backward pass, and start-up time is that of others.
+        from axonn_tune.program.schedules import check_schedule
+
+        one, order = case.configurations[0], case.framework.step.pipeline_order
+        batches = case.workload.global_batch // (one.grid.batch_shares * one.micro_batch)
+        try:
+            check_schedule(order, stages=one.pipeline, chunks=one.chunks, micro_batches=batches)
+        except ValueError as error:
+            raise self._wrong(f"pp: {error}") from None
 
     def _check_stages(self, case: Case) -> None:
         """DocumentError for layers that do not divide where Megatron-LM needs equal parts."""

@@ -50,7 +50,7 @@ from axonn_tune.learning.arguments import (
 )
 from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
-from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
+from axonn_tune.learning.primus import MODEL, ORDER, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
@@ -334,6 +334,8 @@ def _exactly(kind: str, source: _Source) -> str:
         return "deepspeed"
     if {"deepspeed", "deepspeed_config"} & source.named.keys():
         return "megatron-deepspeed"
+    if ORDER in source.named:
+        return "primus"
     old = {"ddp_impl", "use_legacy_models", "checkpoint_activations"} & source.named.keys()
     return "megatron-2022" if old else "megatron-core"
 

@@ -33,13 +33,11 @@ def without_order(problem: Problem, order: PipelineOrder) -> str:
         compiled = ", which compiles blocks, and torch refuses that" if framework.software == "compiled" else ""
         return f"{framework.title} has {', '.join(schedule.orders)}{compiled}; frameworks that do: {others}"
     recomputes = request.recompute not in (None, "none") or request.recompute_layers is not None
+    least, most = (2, 2) if order in FOLDED else schedule.zb1p_chunks
+    has = ("1 chunk" if most == 1 else f"{least} chunks") + (" or more" if most > least else "")
     rules = (
         (not problem.pipeline or request.axes.get("pipeline") == 1, "is for several pipeline stages"),
-        (order in FOLDED and chunks not in (None, 2), f"has 2 chunks a stage, not {chunks}"),
-        (
-            order == "zb1p" and (chunks or 1) > 1 and not schedule.splits_interleaved,
-            f"is not interleaved in {framework.title}: leave out {framework.option('chunks')}",
-        ),
+        (chunks is not None and not least <= chunks <= most, f"has {has} a stage in {framework.title}, not {chunks}"),
         (schedule.autograd and recomputes, "repeats what is recomputed for each weight: ask for --recompute none"),
         (bool(problem.workload.format or problem.formats), "needs --precision bf16 or fp16: FP8 has no halves"),
         (tuning is not None and tuning.adapts, "gains nothing where weights are frozen, which have no gradients"),

@@ -389,8 +389,8 @@ def as_asked(shapes: Shapes) -> NDArray[np.bool_]:
     if step.splits_backward:
         batches, pipes = np.broadcast_to(np.asarray(shapes.values["A"]), len(shapes)), shapes.stages
         enough = batches >= pipes * (1 + (step.pipeline_order == "dualpipe-v"))
-        interleaved = shapes.problem.framework.schedule.splits_interleaved
-        cut = shapes.chunks == 2 if step.pipeline_order in FOLDED else (shapes.chunks == 1) | interleaved
+        least, most = (2, 2) if step.pipeline_order in FOLDED else shapes.problem.framework.schedule.zb1p_chunks
+        cut = (shapes.chunks >= least) & (shapes.chunks <= most)
         return np.asarray(~single & enough & cut)
     found: NDArray[np.bool_] = single | (shapes.chunks > 1) | (not step.expert_overlap)
     return found

@@ -126,6 +126,19 @@ def test_offload_and_optimizers_are_read_as_written(name: str, options: dict[str
     assert read_as_written(case, replace(run, step=replace(run.step, **options)), tmp_path)
 
 
+@pytest.mark.parametrize(("order", "chunks"), [("zb1p", 2), ("zb1p", 4), ("zbv", 2), ("dualpipe-v", 2)])
+def test_schedules_that_split_are_read_as_written(order: str, chunks: int, tmp_path: Path) -> None:
+    """Guards torch's names of schedules, and the two chunks of those that are folded: the same step and memory."""
+    case = case_of("torchtitan-eager", "70b-pipeline")
+    run = run_of(case)
+    parts = (80 // (4 * chunks),) * 4 * chunks
+    run = replace(run, recompute="none", chunks=chunks, parts=parts, step=replace(run.step, pipeline_order=order))
+    assert read_as_written(case, run, tmp_path)
+    for refused in (replace(run, recompute="full"), replace(run, accumulation=3)):
+        with pytest.raises(UsageError, match="cannot express"):
+            list(forms(refused))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

@@ -69,6 +69,34 @@ def test_an_experiment_is_a_run_of_megatron(folder: Path) -> None:
     assert run.unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        ("patch_primus_pipeline: true, pp_algorithm: v-half", "v-half"),
+        ("patch_primus_pipeline: true, pp_algorithm: zbv-formatted, debug_scheduler_table: true", "zbv"),
+        ("patch_primus_pipeline: true", "1f1b"),
+        ("patch_primus_pipeline: false, pp_algorithm: v-half", ""),
+        (
+            "patch_zero_bubble: true, zero_bubble_v_schedule: true, zero_bubble_v_schedule_mem_setup: min",
+            "v-min",
+        ),
+        ("patch_zero_bubble: true, zero_bubble_v_schedule: true", "v-half"),
+        ("patch_zero_bubble: true, enable_zero_bubble: false", ""),
+    ],
+)
+def test_schedules_of_stages_are_those_of_primus(folder: Path, keys: str, order: str) -> None:
+    """Guards its own pipeline and Sea AI's, of which either must be on; without, it is Megatron-LM's."""
+    lines = "pipeline_model_parallel_size: 4", "num_virtual_stages_per_pipeline_rank: 2", *keys.split(", ")
+    text = "".join(one for one in EXPERIMENT.splitlines(keepends=True) if "recompute" not in one)
+    text = text.replace("PRIMUS_EP:8", "PRIMUS_EP:2") + "".join(f"      {one}\n" for one in lines)
+    (folder / "experiment.yaml").write_text(text, "utf-8")
+    run = read_run(folder / "experiment.yaml", given={"n_gpus": "8"})
+    found = case(run)
+    assert (found.framework.name, found.configurations[0].chunks) == ("primus" if order else "megatron-core", 2)
+    assert found.framework.step.pipeline_order == (order or "1f1b")
+    assert run.unknown == ()
+
+
 def test_a_script_starts_an_experiment(folder: Path) -> None:
     """Guards `EXP`, nodes of eight GPUs, and the environment over the experiment's own values."""
     run = read_run(folder / "run.sh", given={})
