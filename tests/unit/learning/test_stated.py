@@ -508,7 +508,11 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}', ""),
         ("r.toml", '[model]\nflavor = "8B"\n[lora]\nrank = 8', f"r.toml:4: lora.rank 8: {PEFT}"),
         ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Shampoo"', "optimizer.name Shampoo: is not priced"),
-        ("r.yaml", "finetuning_type: freeze\ncutoff_len: 4096", "r.yaml:1: finetuning_type freeze: adapters are"),
+        (
+            "r.yaml",
+            "finetuning_type: freeze\ncutoff_len: 4096",
+            "r.yaml:1: finetuning_type freeze: is not priced: full, lora and qlora are",
+        ),
         ("r.yaml", "parallelism: {tp: 2, pp_engine: 1f1b}", "files of nanotron are not read"),
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
         ("r.sh", f"{TRAINER}--use_peft true --lora_r 8 --vera true", f"--vera true: {PEFT}"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from axonn_tune.api.learning import EvidenceOptions, diagnose, learn
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.frameworks.keys import TRANSLATED, Key, find, table, tables_of
 from axonn_tune.grid import Grid
@@ -289,3 +290,67 @@ def test_a_layout_is_said_in_keys_of_the_tools_file(tool: str) -> None:
     assert file_words(tables.split(), before, Layout(Grid(z=8), 1, "full", recompute_layers=3), batch=64) == ""
     if "megatron" not in tool:
         assert file_words(tables.split(), before, staged, batch=64) == ""
+
+
+RUNS = {
+    "LLaMA-Factory": (
+        (
+            "run.yaml",
+            "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: lora\n"
+            "cutoff_len: 2048\nbf16: true",
+        ),
+        [
+            f'{{"current_steps": {at}, "total_steps": 90, "loss": 1.2, "elapsed_time": "0:0{at // 10}:00"}}'
+            for at in (10, 20, 30, 40)
+        ],
+        "disable_gradient_checkpointing: true",
+    ),
+    "ms-swift": (
+        ("run.sh", "NPROC_PER_NODE=8 swift sft --model LLM-Research/Llama-3.2-1B --max_length 2048"),
+        [f"{{'loss': 1.2, 'global_step/max_steps': '{at}/90', 'train_speed(s/it)': 6.0}}" for at in (10, 20, 30)],
+        "gradient_checkpointing: false",
+    ),
+    "torchtune": (
+        (
+            "run.yaml",
+            "{model: {_component_: torchtune.models.llama3_2.llama3_2_1b}, tokenizer: {max_seq_len: 2048}, "
+            "batch_size: 1, gradient_accumulation_steps: 2, dtype: bf16, enable_activation_checkpointing: true}",
+        ),
+        [f"Step {at} | loss:1.2 lr:1e-05 tokens_per_second_per_gpu:{4096 / 6.0} " for at in range(1, 9)],
+        "enable_activation_checkpointing: false",
+    ),
+    "NeMo-RL": (
+        (
+            "run.yaml",
+            "{policy: {model_name: meta-llama/Llama-3.2-1B, max_total_sequence_length: 2048, dtensor_cfg: "
+            "{enabled: true, activation_checkpointing: true}}, cluster: {gpus_per_node: 8, num_nodes: 1}}",
+        ),
+        ["  • policy_training: 6.00s (90.1%)"] * 8,
+        "policy.dtensor_cfg.activation_checkpointing: false",
+    ),
+    "verl": (
+        (
+            "run.sh",
+            "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer "
+            "model.partial_pretrain=meta-llama/Llama-3.2-1B data.max_length=2048 data.train_batch_size=32",
+        ),
+        [f"step:{at} - train/loss:1.2 - train/lr(1e-3):0.01 - train/time(s):6.0" for at in range(1, 9)],
+        "model.enable_gradient_checkpointing: false",
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", RUNS)
+def test_a_log_is_set_beside_what_is_predicted_of_its_file(tool: str, tmp_path: Path) -> None:
+    """Guards `diagnose LOG --from-command FILE` and `learn` of each tool: the step, and what to try in its keys."""
+    (name, text), lines, keys = RUNS[tool]
+    script, log = tmp_path / name, tmp_path / "out.log"
+    script.write_text(text, "utf-8")
+    log.write_text("\n".join(lines) + "\n", "utf-8")
+    options: EvidenceOptions = {"from_command": script, "machine": "dgx-h100", "facts": {"n_gpus": 8}}
+    (found,), _ = diagnose(log, **options)
+    assert found.measured_s == pytest.approx(6.0)
+    assert found.predicted_s < 3.0
+    assert any(f"in {name}: " in one.words and keys in one.words for one in found.changes), found.changes
+    learned, _ = learn([log], **options)
+    assert learned.machine.learned is not None
