@@ -11,6 +11,7 @@ from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.model import MOST_LAYERS, Model, expand, unrun
+from axonn_tune.specs.tuning import Tuning
 from tests.unit.small import small_model
 from tests.unit.specs.launches import example_launch
 
@@ -131,6 +132,28 @@ def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
     model = typed("dense*8", layer_types=types, head_dim=12).model_dump(by_alias=True)
     with pytest.raises(ValueError, match="runtime has no multi-head latent attention, no sliding-window attention"):
         Launch.model_validate(launch.model_dump(by_alias=True) | {"model": model})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"mode": "qlora", "base": "nf4"}, "no QLoRA, no base in nf4"),
+        ({"mode": "lora", "base": "int8"}, "no base in int8"),
+        ({"mode": "dora"}, "no DoRA"),
+        ({"mode": "head", "tables": ("head",)}, "no LM head"),
+        ({"dtype": "bf16"}, "no adapters in bf16"),
+        ({"dropout": 0.1}, "no dropout of adapters"),
+        ({"collectives": "gathered"}, "no collectives of adapters"),
+        ({"tables": ("embedding",)}, "no tables that train beside adapters"),
+        ({"input_gradients": True}, "no gradients of a first layer's input"),
+    ],
+)
+def test_adapters_that_the_runtime_lacks_are_named(changes: dict[str, Any], words: str | None) -> None:
+    """Guards what else of fine-tuning a launch config could state: refused by name."""
+    tuning = Tuning.model_validate({"mode": "lora", "targets": ("*",), "dtype": "fp32"} | changes)
+    said = unrun(small_model().tuned(tuning))
+    assert said is None if words is None else words in (said or "")
 
 
 def test_heads_of_latent_attention_are_its_own() -> None:
