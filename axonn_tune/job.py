@@ -175,6 +175,7 @@ def require_run(job: Job, layout: Layout, model: Model) -> None:
         raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
     step = job.framework.step
     own = replace(AXONN_TUNE.step, balancing_loss=step.balancing_loss, optimizer=step.optimizer)
+    own = replace(own, pipeline_order=step.pipeline_order)
     if step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     if why := unrun(model.tuned(job.workload.tuning)):
@@ -187,7 +188,7 @@ def framework_of(launch: Launch) -> Framework:
     """The bundled runtime as a launch config runs it."""
     framework = AXONN_TUNE.having(*launch.grid.sizes).with_step(balancing_loss=launch.load_balancing_loss > 0)
     framework = framework.with_step(imbalance=1.0) if launch.force_load_balancing else framework
-    return framework.optimizing(launch.optimizer.name)
+    return framework.optimizing(launch.optimizer.name).with_step(pipeline_order=launch.pipeline_order)
 
 
 def forced_balance(job: Job, model: Model) -> bool:

@@ -25,7 +25,7 @@ AXONN_TUNE = Framework(
         muon_tp_mode="in_turn",
         muon_gathered=True,
     ),
-    schedule=PipelineSchedule(overlapped=True, scattered=False),
+    schedule=PipelineSchedule(overlapped=True, scattered=False, orders=("1f1b", "zb1p"), splits_interleaved=True),
     permuted=True,
     hopper_attention=True,
     attention_since="",

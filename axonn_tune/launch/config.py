@@ -69,6 +69,7 @@ def build_launch(
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         optimizer=Optimizer.model_validate({"name": job.framework.step.optimizer}),
+        pipeline_order=job.framework.step.pipeline_order,
         data=Data(path=tokens),
         environment=launch_environment(machine.document, workload=job.workload, grid=grid),
         predicted=predict(priced),

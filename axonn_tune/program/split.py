@@ -36,7 +36,13 @@ def without_weight_gradients(program: StepProgram) -> StepProgram:
         return replace(section, operations=tuple(step for step in section.operations if not waits(step)))
 
     blocks = tuple(replace(one, backward=rest(one.backward)) for one in program.blocks)
-    return replace(program, blocks=blocks, head=rest(program.head))
+    return replace(program, blocks=blocks, head=rest(program.head) if head_waits(program) else program.head)
+
+
+def head_waits(program: StepProgram) -> bool:
+    """Whether the LM head's weight gradient waits: not in the bundled runtime, whose loss goes in chunks of its own
+    number, each of which adds to it."""
+    return program.given.options.loss_chunks > 0
 
 
 def kept_bytes(operations: Iterable[Operation], element: float) -> list[Size]:
@@ -54,5 +60,9 @@ def waiting_arrays(program: StepProgram, *, last: bool) -> tuple[tuple[str, Size
         for block in program.blocks
         for size in kept_bytes(block.backward.operations, element)
     ]
-    found += [symbol("waiting_head") * size for size in kept_bytes(program.head.operations, element)] if last else []
+    found += (
+        [symbol("waiting_head") * size for size in kept_bytes(program.head.operations, element)]
+        if last and head_waits(program)
+        else []
+    )
     return tuple((name, size) for size in found)

@@ -330,6 +330,8 @@ class Launch(Document):
         if self.pipeline_order != "1f1b" and (stages == 1 or batches < stages):
             needed = f"pipeline_order {self.pipeline_order} needs 2 stages or more, and as many micro-batches"
             return [f"{needed}: grid.pipeline is {stages}, grad_accumulation {batches}"]
+        if self.pipeline_order != "1f1b" and self.workload.tuning is not None:
+            return [f"pipeline_order {self.pipeline_order}: frozen weights have no gradients that wait; take 1f1b"]
         if count > layers:
             return [f"grid.pipeline · chunks is {count}, but the model has {layers} layers"]
         if self.parts is not None and (len(self.parts) != count or sum(self.parts) != layers):

@@ -122,6 +122,28 @@ def test_memory_of_stages_that_recompute_in_some_layers(stages: int, chunks: int
 
 
 @pytest.mark.parametrize(
+    ("model", "split", "recompute"),
+    [
+        ("5b", (2, 1, 1, 1, 2, 2), "selective"),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in (("llama3-8b", (1, 1, 2, 1, 4, 1), "none"), ("5b", (1, 1, 1, 2, 4, 1), "full"))
+        ),
+    ],
+)
+def test_memory_of_split_backward_passes(model: str, split: tuple[int, ...], recompute: str) -> None:
+    """Guards operands that weight gradients keep while they wait, and what stages send."""
+    x, y, z, data, stages, chunks = split
+    given = {"x": x, "y": y, "z": z, "data": data, "pipeline": stages, "chunks": chunks, "recompute": recompute}
+    given |= {"gpus": x * y * z * data * stages, "batch": 8 * z * data, "micro_batch": 1, "kept_layers": 0}
+    given |= {"set": {"model.layers": 16}, "pipeline_schedule": "zb1p", "rank_by": "step"}
+    launch = axonn_tune.search(model, machine="dgx-h100", **given).launch_config()
+    assert launch.pipeline_order == "zb1p"
+    _, peak_bytes = dry_run(launch)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
     ("x", "y", "z", "expert", "recompute"),
     [
         (1, 2, 2, 4, "none"),
