@@ -251,7 +251,10 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "parameter_overlap", is_on(stated["overlap_param_gather"])
     compiled = stated.get("compile.components", Stated("loss", 0)).value
     # Models of transformers run operator by operator, their loss among them, unless something fuses them.
-    liger = any(is_on(stated.get(name, NOTHING)) for name in ("use_liger_kernel", "enable_liger_kernel"))
+    chunked = ("use_liger_kernel", "enable_liger_kernel", *names_of("trainer.chunked_loss"))
+    # axolotl's plugin has it on by itself (axolotl-ai-cloud/axolotl@067b021c, integrations/cut_cross_entropy/args.py).
+    liger = any(is_on(stated.get(name, NOTHING)) for name in chunked)
+    liger = liger or "cut_cross_entropy" in stated.get("plugins", NOTHING).value.lower()
     of_trainer = run.framework.tuner == "peft" and {*names_of("trainer.model")} & stated.keys()
     transformers = ("model_name_or_path" in stated or of_trainer) and not liger
     if of_trainer and not liger and not _fused(stated):
