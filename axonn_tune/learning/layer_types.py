@@ -11,8 +11,8 @@ from typing import Any, get_args
 from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
 from axonn_tune.frameworks.megatron_layers import indexes, letters
 from axonn_tune.learning.arguments import stated_count
-from axonn_tune.specs.model import MIXERS, MOST_LAYERS, LayerType, Model
-from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer, Score
+from axonn_tune.specs.model import MIXERS, LayerType, Model
+from axonn_tune.specs.sections import MOST_LAYERS, Experts, Indexer, LatentAttention, Mixer, Score
 
 _SCORES: dict[str, Score] = {"": "softmax", **{one: one for one in get_args(Score)}}
 """Of the router, by its argument; without one Megatron-LM's."""

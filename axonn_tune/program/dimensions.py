@@ -326,11 +326,6 @@ def _of_ring(context: Value) -> dict[str, Value]:
     return {"ring_calls": 1.0 + 0.75 * (context - 1.0), "merged": 0.75 * (context - 1.0)}
 
 
-def _named_span(values: Mapping[str, Value], of: str) -> dict[str, Value]:
-    """The span of a layer type, if it has one."""
-    return {"span": values[f"span{of}"]} if f"span{of}" in values else {}
-
-
 def _frozen(
     weights: _Weights, counts_of: Sequence[TypeCount], vectors: Callable[[Sequence[TypeCount]], Value]
 ) -> dict[str, Value]:
@@ -378,7 +373,8 @@ def _weights_of_types(
         weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
         block = trained / (axes["x"] * axes["y"] if whole else split)
         found.of_types[f"L{counted_suffix(model, of)}"] = count
-        own = {**type_constants(layer), **_named_span(axes, of), "W": weights, "trained": trained}
+        own = {**type_constants(layer), "W": weights, "trained": trained}
+        own |= {"span": axes[f"span{of}"]} if f"span{of}" in axes else {}
         if layer.indexer is not None:
             own["padded"] = _rounded_up(layer.heads / axes["x"], float(WHOLE_HEADS), arithmetic)
         found.of_types.update((f"{name}{of}", value) for name, value in own.items())
@@ -604,15 +600,15 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True, multip
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
     W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's, and
-    what comes before all that trains none of its input either; 4·Q: 2·heads·(query and value width); V·H again for each
-    MTP layer. Of sequences that differ in length, each by its own.
-    masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
-    multiple: that each sequence is padded to, which packs hold the fewer of.
+    what comes before all that trains none of its input either; 4·Q: 2·heads·(query and value width); V·H for each MTP
+    layer, too. Sequences that differ in length count each by its own.
+    masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S. multiple: that each
+    sequence is padded to.
     """
     of_types = list(zip(counted(model), model.counts, strict=True))
     weights = sum(count * one.active_weights for one, count in of_types)
-    frozen = weights - sum(count * one.trains.active_weights for one, count in of_types)
-    frozen += sum(count * (one.active_weights - one.passes.active_weights) for one, count in of_types)
+    left = (2 * one.active_weights - one.trains.active_weights - one.passes.active_weights for one, _ in of_types)
+    frozen = sum(count * each for each, (_, count) in zip(left, of_types, strict=True))
     head = model.vocab * model.hidden * (1 + model.mtp_layers)
     weights += head
     if (tuning := model.tuning) is not None:
@@ -628,9 +624,8 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True, multip
             attention, ended = attention + each, ended + each * (not one.mixes)
         forward = 2.0 * weights + attention
         # Without a block that trains no gradient goes through one.
-        through = tuning is None or tuning.adapts
-        passes = _FORWARD_AND_BACKWARD * forward - 2.0 * (frozen + ended) if through else forward + 2.0 * head
-        total += passes * (number * length)
+        through = _FORWARD_AND_BACKWARD * forward - 2.0 * (frozen + ended)
+        total += (through if tuning is None or tuning.adapts else forward + 2.0 * head) * (number * length)
     return total
 
 

@@ -20,9 +20,9 @@ from typing import Any, get_args
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, edits
 from axonn_tune.specs.document import LARGEST_SIZE, Node, Plain, Scalar, validate
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, MOST_LAYERS, Model
+from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, Model
 from axonn_tune.specs.model_types import ExpertKeys, Kind, kinds, plain_type, table
-from axonn_tune.specs.sections import Score
+from axonn_tune.specs.sections import MOST_LAYERS, Score
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20

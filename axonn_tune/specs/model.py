@@ -29,11 +29,11 @@ from pydantic.fields import FieldInfo
 
 from axonn_tune.errors import suggest
 from axonn_tune.specs.document import Document, Size
-from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat
+from axonn_tune.specs.sections import NAME, Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat, expand
 from axonn_tune.specs.tuning import TITLES, Tuning
 
 MODEL_SCHEMA = "axonn-tune/model/1"
-MOST_LAYERS, MOST_TYPES, MOST_PREDICTING = 1_000, 64, 32
+MOST_TYPES, MOST_PREDICTING = 64, 32
 """Of a pattern, a model and multi-token prediction: several times those of any model."""
 
 Norms: TypeAlias = Literal["pre", "post", "both", "parallel"]
@@ -403,7 +403,7 @@ class Model(Document):
         if len(types) > MOST_TYPES:
             raise ValueError(f"layer_types has {len(types):,} types, more than {MOST_TYPES}")
         for name in types:
-            if not re.fullmatch(_NAME, name, re.ASCII):
+            if not re.fullmatch(NAME, name, re.ASCII):
                 raise ValueError(f"layer_types.{name[:40]}: a name has up to 64 letters, digits, - and _")
         if self.pattern is None and len(types) > 1:
             raise ValueError(f"layers must say the order of {', '.join(types)}, such as {types[0]}*3 {types[1]}*4")
@@ -553,34 +553,6 @@ class Model(Document):
     def mtp_types(self) -> tuple[int, ...]:
         """Types of one multi-token prediction layer, as indices into `types`: the last, after one with attention."""
         return _predicting(self, _typed(self))
-
-
-_NAME = r"[A-Za-z_][\w-]{0,63}"
-_ITEM = re.compile(rf"\s*(?:\(([^()]*)\)|({_NAME}))(?:\*(\d{{1,9}}))?(?:\s+|$)", re.ASCII)
-
-
-def expand(pattern: str) -> list[str]:
-    """Names of the layer types of a pattern, one a layer: `name`, `name*count` or `(name name)*count`, with spaces.
-
-    ValueError for what is no pattern, and for more than `MOST_LAYERS` layers.
-    """
-    found: list[str] = []
-    at = 0
-    while at < len(pattern):
-        item = _ITEM.match(pattern, at)
-        names = [] if item is None else [item[2]] if item[1] is None else expand(item[1])
-        if item is None or not names or (item[3] and not int(item[3])):
-            raise ValueError(
-                f"{pattern[at : at + 40]!r} is no pattern of layers, such as dense*3 moe*58 or (local full)*9"
-            )
-        count = int(item[3] or 1)
-        if len(found) + count * len(names) > MOST_LAYERS:
-            raise ValueError(f"a pattern has at most {MOST_LAYERS:,} layers, not {len(found) + count * len(names):,}")
-        found += names * count
-        at = item.end()
-    if not found:
-        raise ValueError("must be a number of layers, or a pattern such as dense*3 moe*58")
-    return found
 
 
 @lru_cache(maxsize=64)

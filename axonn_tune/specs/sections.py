@@ -1,7 +1,9 @@
-"""Sections of a layer type in the model document: latent attention, its indexer, experts, and what mixes tokens."""
+"""Sections of a layer type in the model document: latent attention, its indexer, experts, and what mixes tokens; and
+patterns of layer types."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -169,3 +171,35 @@ class Mamba(Mixer):
     def conv_width(self) -> int:
         """What is convolved: the inner width, and both projections of the state."""
         return self.heads * self.head_dim + 2 * self.groups * self.state
+
+
+MOST_LAYERS = 1_000
+"""Of a model: several times those of any."""
+
+NAME = r"[A-Za-z_][\w-]{0,63}"
+"""Of a layer type."""
+_ITEM = re.compile(rf"\s*(?:\(([^()]*)\)|({NAME}))(?:\*(\d{{1,9}}))?(?:\s+|$)", re.ASCII)
+
+
+def expand(pattern: str) -> list[str]:
+    """Names of the layer types of a pattern, one a layer: `name`, `name*count` or `(name name)*count`, with spaces.
+
+    ValueError for what is no pattern, and for more than `MOST_LAYERS` layers.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(pattern):
+        item = _ITEM.match(pattern, at)
+        names = [] if item is None else [item[2]] if item[1] is None else expand(item[1])
+        if item is None or not names or (item[3] and not int(item[3])):
+            raise ValueError(
+                f"{pattern[at : at + 40]!r} is no pattern of layers, such as dense*3 moe*58 or (local full)*9"
+            )
+        count = int(item[3] or 1)
+        if len(found) + count * len(names) > MOST_LAYERS:
+            raise ValueError(f"a pattern has at most {MOST_LAYERS:,} layers, not {len(found) + count * len(names):,}")
+        found += names * count
+        at = item.end()
+    if not found:
+        raise ValueError("must be a number of layers, or a pattern such as dense*3 moe*58")
+    return found

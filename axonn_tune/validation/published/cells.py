@@ -21,7 +21,8 @@ from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model, spelt_name
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.lengths import Lengths, read_lengths
-from axonn_tune.specs.model import Model, expand
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.sections import expand
 from axonn_tune.vocabulary import PACKINGS, TUNES
 
 ALSO = {

@@ -10,7 +10,8 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.model import MOST_LAYERS, Model, expand, unrun
+from axonn_tune.specs.model import Model, unrun
+from axonn_tune.specs.sections import MOST_LAYERS, expand
 from axonn_tune.specs.tuning import Tuning
 from tests.unit.small import small_model
 from tests.unit.specs.launches import example_launch
