@@ -10,6 +10,7 @@ from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.frameworks.step import KernelKind, StepOptions
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import Software
+from axonn_tune.vocabulary import LARGEST_SIZE
 
 AXONN_TUNE = Framework(
     name="axonn-tune",
@@ -25,7 +26,7 @@ AXONN_TUNE = Framework(
         muon_tp_mode="in_turn",
         muon_gathered=True,
     ),
-    schedule=PipelineSchedule(overlapped=True, scattered=False, orders=("1f1b", "zb1p"), splits_interleaved=True),
+    schedule=PipelineSchedule(overlapped=True, scattered=False, orders=("1f1b", "zb1p"), zb1p_chunks=(1, LARGEST_SIZE)),
     permuted=True,
     hopper_attention=True,
     attention_since="",
