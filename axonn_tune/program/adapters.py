@@ -120,14 +120,24 @@ class Adapter:
         # Scaled by α/r, and added: read and written, then two read and one written.
         summed = given.outside(tokens) if self.row and not self.linear.outside else tokens
         # The bundled runtime's GEMM scales and adds to all outputs what it makes; a part of them is made first.
-        accesses, launches = (3.0 if self.part else 1.0, 1.0) if given.launched else (2.5, 2.0)
-        yield Kernel(phase, self.layer, accesses * given.element * summed * self.n, launches * PARTS)
+        if not given.launched:
+            yield Kernel(phase, self.layer, 2.5 * given.element * summed * self.n, 2.0 * PARTS)
+        elif self.part:
+            yield Kernel(phase, self.layer, 3.0 * given.element * summed * self.n, PARTS)
+        yield from self._converted(given, phase)
         if self.output is not None:
             # The norm of W + B·A, which is made for it: both are read, the sum is written and read. Then all outputs
             # are scaled (NVIDIA-NeMo/Megatron-Bridge@067f987d, peft/dora_layers.py, _get_weight_norm).
             yield MatMul(phase, self.layer, self.linear.k, self.n, self._rank, "NN")
             yield Kernel(phase, self.layer, 4.0 * given.element * self.linear.k * self.n)
             yield Kernel(phase, self.layer, 2.0 * given.element * summed * self.n, PARTS, makes=(self.output,))
+
+    def _converted(self, given: LayerInputs, phase: Phase) -> list[Kernel]:
+        """Both matrices, of which the bundled runtime has master weights alone unless these are sharded."""
+        main, element = given.state_element, given.element
+        if not given.launched or given.sharded or main == element:
+            return []
+        return [Kernel(phase, self.layer, 1.0 * (main + element) * size, PARTS) for size in self.elements]
 
     def into_middle(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Dropout of its input, and the GEMM with A."""
@@ -158,6 +168,7 @@ class Adapter:
         if self.row and given.options.sequence_parallel:
             yield from self._rejoined("backward", tokens, given)
         yield back(each, self._rank, n, layout="NT")
+        yield from self._scaled(given)
         yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
         yield back(self._rank, n, each, layout="TN")
         freed = (self.middle.name, *([self.own_input.name] if self.own_input else []))
@@ -171,12 +182,23 @@ class Adapter:
         yield back(each, k, r, layout="NT", makes=gradient)
         if self.column and not given.options.sequence_parallel:
             yield from self._sent("all_reduce", "backward", tokens * k, given)
-        yield Kernel("backward", layer, (1.0 if given.launched else 3.0) * given.element * tokens * k, PARTS)
+        if not given.launched:
+            yield Kernel("backward", layer, 3.0 * given.element * tokens * k, PARTS)
 
     def input_gradient(self, given: LayerInputs) -> tuple[Array, ...]:
         """What of the input's gradient comes of it, until it is added; the bundled runtime's GEMMs add to one array."""
         size = given.element * PARTS * self._tokens(given) * self.linear.k
         return () if given.launched else (Array(f"{self.layer} input gradient", "backward temporaries", size),)
+
+    def _scaled(self, given: LayerInputs) -> Iterator[Kernel]:
+        """What the bundled runtime has of small kernels: α/r, conversions, additions to gradients of another type."""
+        if not given.launched:
+            return
+        yield Kernel("backward", self.layer, 2.0 * given.element * self._tokens(given) * self._rank, PARTS)
+        yield from self._converted(given, "backward")
+        if given.gradient_bytes != given.element:
+            moved = given.element + 2.0 * given.gradient_bytes
+            yield from (Kernel("backward", self.layer, moved * size, PARTS) for size in self.elements)
 
     def _part_gradient(self, given: LayerInputs) -> tuple[Array, ...]:
         """The bundled runtime's copy of the gradient of a part of its layer's outputs, as a GEMM takes it."""

@@ -13,7 +13,16 @@ import torch
 
 from axonn_tune.runtime.communicator import WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.experts import ExpertBranch
-from axonn_tune.runtime.modules import Dropout, LocalFunction, Middles, Norm, ParallelLinear, Result, interleave
+from axonn_tune.runtime.modules import (
+    Activation,
+    Dropout,
+    LocalFunction,
+    Middles,
+    Norm,
+    ParallelLinear,
+    Result,
+    interleave,
+)
 from axonn_tune.runtime.saved import GatheredWeights, Linear, LocalOutput, SavedActivations
 
 
@@ -76,6 +85,9 @@ class ResidualBranch:
         weight = weights.take(self.input, last=False)
         hidden = yield from self.input.forward(normal, weight, "recompute", saved.middles)
         saved.normal = normal if self.input.needs_input else None
+        if isinstance(self.local, Activation) and self.name not in self.repeated and not self.output.needs_input:
+            saved.local = self.local.unread(hidden)
+            return saved.local[0]
         local = self.local(hidden, "recompute")
         saved.local = self._needed(local)
         return local[0]

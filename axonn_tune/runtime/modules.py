@@ -338,14 +338,29 @@ def dropped(
     return x * keep / (1.0 - share)
 
 
-def activation(settings: RuntimeSettings, *, gated: bool, varying: bool = False) -> LocalFunction:
+@dataclass
+class Activation:
+    """A function of `[M, G_x]` of which only the input is saved; back: its gradient, from that and the output's."""
+
+    run: TensorFunction
+    back: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def __call__(self, x: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, TensorFunction]:
+        """`[M, G_x] → [M, F_x]`."""
+        return self.run(x), partial(self.back, x)
+
+    def unread(self, x: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
+        """The same where nothing needs the output."""
+        return x.new_empty(0), partial(self.back, x)
+
+
+def activation(settings: RuntimeSettings, *, gated: bool, varying: bool = False) -> Activation:
     """The MLP's activation `[M, G_x] → [M, F_x]`: GELU, or SiLU(gate) · up with gate and up alternating.
 
     Its input is all that is saved.
     """
     forward, backward = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
-    run, back = compiled(forward, settings, varying=varying), compiled(backward, settings, varying=varying)
-    return lambda x, phase: (run(x), partial(back, x))
+    return Activation(compiled(forward, settings, varying=varying), compiled(backward, settings, varying=varying))
 
 
 def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.model import LayerType
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute
 from tests.runtime.kernels import KernelMeter, kernels_of_step
 
@@ -65,16 +66,24 @@ def launch(
     kept_layers: int = 1,
     normed: bool = False,
     gate: str | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Launch:
     """Three layers, two sequences of 1,536 tokens a rank; overlap moves kernels into the section beside theirs."""
     sizes = (LLAMA if family == "llama" else GPT) | {"head_dim": 128, "layers": LAYERS, "tied_embeddings": tied}
     x, y, z = split
     found = load_model("llama3-8b" if family == "llama" else "5b").document
     of_type = LayerType(qk_norms=normed, output_gate=gate)
-    workload = {"global_batch": 2 * z, "sequence_length": 1536, "precision": precision, "split_micro_batch": halved}
+    workload: dict[str, object] = {
+        "global_batch": 2 * z,
+        "sequence_length": 1536,
+        "precision": precision,
+        "split_micro_batch": halved,
+    }
+    tuning = Tuning(mode="lora", targets=targets, dtype="fp32") if targets else None
+    workload |= {"tuning": tuning}
     return base().model_copy(
         update={
-            "model": found.model_copy(update=sizes | {"layer_types": {"dense": of_type}}),
+            "model": found.model_copy(update=sizes | {"layer_types": {"dense": of_type}}).tuned(tuning),
             "workload": base().workload.model_copy(update=workload | ({} if overlaps else {"overlaps": ()})),
             "grid": base().grid.model_copy(update={"x": x, "y": y, "z": z, "data": 1}),
             "micro_batch": 2,
@@ -118,6 +127,7 @@ def priced(config: Launch) -> tuple[Counter[str], Counter[str]]:
     return size_bytes, kernels
 
 
+PARTS = ("attention.qkv/q", "attention.qkv/v", "mlp.fc1/gate")
 CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "gpt", "split": SPLITS[0], "recompute": "none", "compiled": True},
     {"family": "gpt", "split": SPLITS[1], "recompute": "full", "compiled": False},
@@ -132,6 +142,8 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "llama", "split": SPLITS[1], "recompute": "selective", "compiled": True, "gate": "element"},
     {"family": "llama", "split": SPLITS[0], "compiled": False, "normed": True, "gate": "element"},
     {"family": "gpt", "split": SPLITS[2], "recompute": "core_attn", "compiled": True, "gate": "head"},
+    {"family": "llama", "split": (2, 2, 2), "compiled": True, "targets": ("*",)},
+    {"family": "llama", "split": (1, 1, 2), "recompute": "full", "compiled": True, "targets": PARTS},
 ]
 """Those that run each time; nightly all kinds of recompute and splits, tied tables with halves, one type for all."""
 NIGHTLY: list[dict[str, Any]] = [
