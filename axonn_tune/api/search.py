@@ -23,7 +23,6 @@ from axonn_tune.job import require_full_nodes, require_run, slurm_section
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
-from axonn_tune.ranking.nearest import faster_batch, nothing_feasible, require_any
 from axonn_tune.ranking.priced import Interrupted, Priced, Row, SearchCounts
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
@@ -272,12 +271,23 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     @property
     def best(self) -> PricedLayout:
         """The first of the ranking; NothingFeasibleError, with the nearest change, if there is none."""
-        require_any(self.ranked)
+        self.require_any()
         return self[0]
 
     def require_any(self) -> None:
         """NothingFeasibleError, with the nearest change, if there is none."""
-        require_any(self.ranked)
+        if not len(self):
+            # Imported here: most searches find something, and start-up time is theirs.
+            from axonn_tune.ranking.nearest import require_any
+
+            require_any(self.ranked)
+
+    @property
+    def _nothing_feasible(self) -> str:
+        """Why an empty ranking is one, and the nearest change."""
+        from axonn_tune.ranking.nearest import nothing_feasible
+
+        return nothing_feasible(self.ranked)
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -309,7 +319,12 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     def remarks_below(self, *, top: int = 0, unfold: bool = False, verbose: bool = False) -> list[str]:
         """Remarks on a table of the first `top` rows (0: all): the first few, or all; unfold: as of `render`."""
         problem, families = self.inputs.problem, self._families(top, unfold=unfold)
-        hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
+        hint = ""
+        if len(self) and self.ranked.cost == ALPHA_BETA and problem.workload.global_batch % problem.gpus:
+            # Imported here: most batches suit the GPUs, and start-up time is theirs.
+            from axonn_tune.ranking.nearest import faster_batch
+
+            hint = faster_batch(problem)
         if self.every_optimizer:
             # Imported here: most searches are with one optimizer, and start-up time is theirs.
             from axonn_tune.ranking.compare import every_optimizer
@@ -409,7 +424,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""
-        require_any(self.ranked)
+        self.require_any()
         ranked = self._reaching(pick)
         ranked.require_row(pick)
         return ranked.detail(pick - 1)
@@ -509,7 +524,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return self.ranked.with_terms(places)
 
     def __str__(self) -> str:
-        return "\n".join([self.render() or nothing_feasible(self.ranked), *self.remarks_below()])
+        return "\n".join([self.render() or self._nothing_feasible, *self.remarks_below()])
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -529,7 +544,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def _table(self) -> Table:
         table = self._listing(0)
-        none = [] if len(self) else [nothing_feasible(self.ranked)]
+        none = [] if len(self) else [self._nothing_feasible]
         return replace(table, notes=[*table.notes, *none, *self.remarks_below()])
 
     def _frame(self, entries: Sequence[Row]) -> pd.DataFrame:

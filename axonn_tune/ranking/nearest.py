@@ -229,7 +229,7 @@ def faster_batch(problem: Problem) -> str:
     batch, gpus = problem.workload.global_batch, problem.gpus
     below = batch // gpus * gpus
     nearby = [other for other in (below, below + gpus) if 0 < abs(other - batch) <= _NEARBY * batch]
-    if batch % gpus == 0 or not nearby:
+    if not nearby:
         return ""
     other = min(nearby, key=lambda each: abs(each - batch))
     step_s, other_s = _shortest_step_s(problem), _shortest_step_s(_with_workload(problem, global_batch=other))
