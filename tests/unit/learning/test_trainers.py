@@ -354,3 +354,13 @@ def test_a_log_is_set_beside_what_is_predicted_of_its_file(tool: str, tmp_path: 
     assert any(f"in {name}: " in one.words and keys in one.words for one in found.changes), found.changes
     learned, _ = learn([log], **options)
     assert learned.machine.learned is not None
+
+
+@pytest.mark.parametrize(("more", "experts"), [("", "each"), (" --peft.share_expert_adapters true", "shared")])
+def test_experts_of_ms_swifts_megatron_have_an_adapter_each(more: str, experts: str, tmp_path: Path) -> None:
+    """Guards the row of `megatron sft` that says so, and that a file may say otherwise."""
+    text = "NPROC_PER_NODE=8 megatron sft --model x --tuner_type lora --target_modules all-linear --lora_rank 8"
+    (tmp_path / "a.sh").write_text(f"{text} --expert_model_parallel_size 8 --max_length 2048{more}", "utf-8")
+    tuning = read_run(tmp_path / "a.sh", given={}, model="qwen3-30b-a3b").case(H100).workload.tuning
+    assert tuning is not None
+    assert tuning.experts == experts
