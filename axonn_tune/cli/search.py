@@ -80,10 +80,11 @@ if TYPE_CHECKING:
 @click.option("--tokens", metavar="FILE", help="Token file of `axonn-tune data` for the launch config.")
 @click.option(
     "--emit",
-    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
+    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard", "swift")),
     multiple=True,
     help="Job script to write: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
-    "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
+    "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate), swift (megatron sft of "
+    "ms-swift).",
 )
 @html_option
 @verbose_option

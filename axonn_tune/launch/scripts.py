@@ -20,7 +20,7 @@ from axonn_tune.specs.machine import EnvironmentVariable, Machine
 ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
 SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
 
-Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml", "fully-shard"]
+Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml", "fully-shard", "swift"]
 """Values of `--emit`: kinds of script, and forms for another front end."""
 
 

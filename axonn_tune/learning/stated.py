@@ -16,6 +16,7 @@ from pathlib import Path
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.finetuning import RECIPES
 from axonn_tune.frameworks.keys import (
     NOTHING,
     OFF,
@@ -36,7 +37,6 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.megatron_core import RECIPES
 from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import (
@@ -209,7 +209,7 @@ def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
 _PROGRAM = re.compile(
     r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
     r"|^torchtitan[\w.]*$|^megatron$|(?:^|/)(?:llamafactory-cli|lmf|swift|axolotl|trl|tune)$"
-    r"|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
+    r"|^swift\.cli\._megatron\.(?:sft|pt)$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
 )
 
 

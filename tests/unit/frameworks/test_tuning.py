@@ -148,6 +148,7 @@ STAGES: dict[str, Any] = {"x": 2, "pipeline": 2, "chunks": 2, "context": 1}
     ("model", "asked"),
     [
         ("llama3-70b", BRIDGE | STAGES),
+        ("qwen3-8b", BRIDGE | {"x": 2, "pipeline": 1, "context": 2}),
         ("llama3-8b", BRIDGE | STAGES | {"tune": "dora", "set": ["workload.tuning.collectives=exchanged"]}),
         ("qwen3-30b-a3b", BRIDGE | {"x": 1, "expert": 4, "pipeline": 1, "context": 1}),
         ("qwen3-30b-a3b", {"framework": "megatron-core", "x": 1, "expert": 4, "set": ["workload.tuning.experts=each"]}),
@@ -164,17 +165,24 @@ def test_what_fine_tunes_is_read_as_it_is_written(model: str, asked: dict[str, A
     priced, command = found.ranked.detail(0), command_of(found.ranked.detail(0))
     own = load_inputs(Request(model, gpus=8)).problem.model if OWN_SCRIPT in command.checks else None
     given = {} if command.accelerate else {"n_gpus": "8"}
-    read = read_run(script(command, tmp_path / "run"), given=given, model=own)
-    assert not read.unknown
-    case = read.case(found.inputs.problem.machine)
-    assert case.workload.tuning == priced.job.workload.tuning
-    # Lengths are those of the data, which no file states.
-    workload = case.workload.model_copy(update={"lengths": priced.job.workload.lengths})
-    layout = next(one for one in case.configurations if one.recompute == "full")
-    theirs = price(Job(case.model, case.machine, workload, case.framework), layout)
-    assert theirs.grid.by_axis == priced.grid.by_axis
-    assert theirs.iteration_s == pytest.approx(priced.iteration_s, rel=1e-9)
-    assert theirs.memory.total_bytes == pytest.approx(priced.memory.total_bytes, rel=1e-9)
+    several = {"plain": command} | {form: one for form, one in command.forms.items() if form == "swift"}
+    assert ("swift" in several) == (model in ("llama3-70b", "qwen3-8b") or "lengths" in asked or "each" in str(asked))
+    for form, one in several.items():
+        read = read_run(script(one, tmp_path / form), given=given, model=own)
+        assert not read.unknown
+        case = read.case(found.inputs.problem.machine)
+        trained = priced.job.workload.tuning
+        if trained is not None and form == "swift":
+            # As ms-swift has it of all models, with experts or without.
+            trained = trained.model_copy(update={"experts": "each"})
+        assert case.workload.tuning == trained
+        # Lengths are those of the data, which no file states.
+        workload = case.workload.model_copy(update={"lengths": priced.job.workload.lengths})
+        layout = next(one for one in case.configurations if one.recompute == "full")
+        theirs = price(Job(case.model, case.machine, workload, case.framework), layout)
+        assert theirs.grid.by_axis == priced.grid.by_axis
+        assert theirs.iteration_s == pytest.approx(priced.iteration_s, rel=1e-9)
+        assert theirs.memory.total_bytes == pytest.approx(priced.memory.total_bytes, rel=1e-9)
 
 
 @pytest.mark.parametrize(
