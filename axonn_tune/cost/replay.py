@@ -329,9 +329,7 @@ class Replay:
 
         total: Value = 0.0
         for one in self.work.segments(runs):
-            for step in self.work.program.blocks[one.block.kind].backward.operations:
-                if not waits(step):
-                    continue
+            for step in filter(waits, self.work.program.blocks[one.block.kind].backward.operations):
                 if isinstance(step, Collective):
                     total = total + one.blocks * self._calls_s(step) * self._multiplicity(step.axis)
                 else:
