@@ -85,7 +85,7 @@ def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
         yield "fine-tuning" if case.workload.tuning is None else "LoRA"
         return
     step = case.framework.step
-    if step.offloads or step.optimizer != ADAMW:
+    if "moments" in step.offloaded or step.optimizer != ADAMW:
         yield "offload" if step.offloads else "Muon"
         return
     if "training_results" in one.row.dataset:
