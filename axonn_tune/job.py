@@ -177,7 +177,10 @@ def require_run(job: Job, layout: Layout, model: Model) -> None:
     own = replace(AXONN_TUNE.step, balancing_loss=step.balancing_loss, optimizer=step.optimizer)
     own = replace(own, pipeline_order=step.pipeline_order)
     if step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
-        raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
+        changed = (
+            ", which offloads nothing: leave out step.offloaded" if step.offloads else ": leave out --set step.KEY"
+        )
+        raise UsageError(f"a launch config runs the bundled runtime's own step{changed}")
     if why := unrun(model.tuned(job.workload.tuning)):
         raise UsageError(why)
     if 0 in (layout.parts or ()):
