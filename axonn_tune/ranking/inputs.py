@@ -108,10 +108,10 @@ def load_inputs(request: Request) -> Inputs:
 
 def compared(problem: Problem) -> Problem:
     """A problem with what its search compares where nobody says which."""
-    problem = replace(problem, compares_expert_overlap=compares_expert_overlap(problem))
-    if len(problem.framework.schedule.orders) == 1:
+    problem = replace(problem, compares_expert_overlap=compares_expert_overlap(problem), compared_orders=())
+    if len(problem.framework.schedule.orders) == 1 or not problem.pipeline:
         return problem
-    # Imported here: most frameworks have one order of passes, and start-up time is theirs.
+    # Imported here: most searches have no pipeline stages or one order of passes, and start-up time is theirs.
     from axonn_tune.ranking.orders import compared_orders
 
     return replace(problem, compared_orders=compared_orders(problem))
