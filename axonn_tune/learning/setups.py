@@ -53,7 +53,7 @@ def alternatives(setup: Setup) -> _Alternatives:
     one, framework = setup.layout, setup.framework
     needless = () if setup.workload.split_micro_batch else ("output",)
     used = tuple(name for name in setup.workload.overlaps if name in framework.step.overlaps and name not in needless)
-    return {
+    found: _Alternatives = {
         ("recompute", "recompute other than stated"): [
             (f"recompute {other}, not {one.recomputed}", _run_as(setup, recompute=other, recompute_layers=None))
             for other in RECOMPUTES
@@ -89,6 +89,23 @@ def alternatives(setup: Setup) -> _Alternatives:
         ],
         **_other_steps(setup),
     }
+    return {kind: [one for one in several if _has_schedule(one[1])] for kind, several in found.items()}
+
+
+def _has_schedule(setup: Setup) -> bool:
+    """Whether its order of passes has so many chunks and micro-batches."""
+    one, order = setup.layout, setup.framework.step.pipeline_order
+    if order == "1f1b" or one.pipeline == 1:
+        return True
+    # Imported here: few runs split the backward pass, and start-up time is that of others.
+    from axonn_tune.program.schedules import check_schedule
+
+    batches = setup.workload.global_batch // (one.grid.batch_shares * one.micro_batch)
+    try:
+        check_schedule(order, stages=one.pipeline, chunks=one.chunks, micro_batches=batches)
+    except ValueError:
+        return False
+    return True
 
 
 def _in_bf16(setup: Setup) -> Setup:
@@ -360,6 +377,9 @@ def _flags_changed(setup: Setup, flagged: Setup) -> str:
 def problem_of(stated: Setup) -> Problem:
     """The search for layouts of the same model, batch, framework and number of GPUs."""
     setup = with_own_flags(stated)
+    if setup.framework.step.splits_backward:
+        # Compared with the others that the framework has.
+        setup = replace(setup, framework=setup.framework.with_step(pipeline_order="1f1b"))
     stages = setup.framework.name != AXONN_TUNE.name or setup.layout.pipeline > 1
     found = Problem(
         *(setup.model, setup.machine, setup.workload, setup.framework),
@@ -367,6 +387,11 @@ def problem_of(stated: Setup) -> Problem:
         rank_by="iteration",
         pipeline="pipeline" in setup.framework.axes and stages,
     )
+    if len(found.framework.schedule.orders) > 1:
+        # Imported here: most frameworks have one order of passes, and start-up time is theirs.
+        from axonn_tune.ranking.orders import compared_orders
+
+        found = replace(found, compared_orders=compared_orders(found))
     # A run with expert overlap is compared with what goes without it, too.
     plain = replace(found, framework=found.framework.with_step(expert_overlap=False))
     return replace(plain, compares_expert_overlap=True) if compares_expert_overlap(plain) else found
@@ -377,6 +402,8 @@ def layout_words(one: Layout, framework: Framework) -> str:
     layout = framework.layout({**one.grid.by_axis, "chunks": one.chunks})
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
     words += [f"micro-batch {one.micro_batch}", f"recompute {one.recomputed}"]
+    split = framework.step.splits_backward and one.pipeline > 1
+    words += [f"schedule {framework.step.pipeline_order}"] if split else []
     return ", ".join([*words, *([f"{one.kept_layers} layers kept gathered"] if one.kept_layers else [])])
 
 
