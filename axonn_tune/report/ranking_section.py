@@ -218,7 +218,8 @@ def ranking_document(
     """
     problem, best = ranked.problem, ranked.fastest_elsewhere()
     logged = problem.framework.logged
-    listed = sum(isinstance(entry, PricedLayout) for entry in entries)
+    # Behind the rows of the ranking stand the first of the formats that none of them has.
+    listed = min(sum(isinstance(entry, PricedLayout) for entry in entries), len(ranked))
     rows = [[place] for place in range(min(marked or listed, listed))]
     remarks = (priced_remark(ranked), *ranking_remarks(ranked, rows))
     ends = [{} if place < known or not known else {"low_s": None, "high_s": None} for place in range(len(entries))]
