@@ -9,7 +9,7 @@ CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests to
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test guards nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test guards nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure wheel clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -62,6 +62,11 @@ outputs: .venv/installed-dev ## rewrite outputs of commands on pages, in a minut
 docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
+
+wheel: .venv/installed ## build the wheel into dist, check its contents, and run it in an empty environment
+	@rm -rf build/lib build/bdist.* dist
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@$(BIN)/python -m tools.wheel dist/*.whl
 
 accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
 	@$(BIN)/axonn-tune accuracy $(ARGS)

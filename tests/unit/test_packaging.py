@@ -9,7 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tools.wheel import FOLDERS, ROOT, problems
+
 STARTED = """
 import sys
 sys.modules["torch"] = sys.modules["plotly"] = None
@@ -21,9 +22,8 @@ sys.exit(main(["--gpus", "64", "--model", "80b", "--machine", "dgx-h100", "--emi
 
 
 def test_the_wheel_has_everything_and_starts_alone(tmp_path: Path) -> None:
-    """Guards installs: each module and each file of data is in the wheel, profiles too, and it works without torch."""
-    folders = ("axonn_tune", "configs", "machines")
-    for name in (*folders, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    """Guards installs: the wheel has each module and file of data, no other, and works without torch."""
+    for name in (*FOLDERS, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copied(ROOT / name, tmp_path / name)
     code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -31,14 +31,9 @@ def test_the_wheel_has_everything_and_starts_alone(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
+    assert not list(problems(wheel))
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "installed")
-        names = set(packed.namelist())
-    shipped = {"configs": "axonn_tune/shipped_configs", "machines": "axonn_tune/shipped_machines"}
-    for folder in folders:
-        for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and path.suffix != ".pyc":
-                assert f"{shipped.get(folder, folder)}/{path.relative_to(ROOT / folder)}" in names
     started = subprocess.run(
         [sys.executable, "-c", STARTED, str(tmp_path / "installed")],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
@@ -49,3 +44,14 @@ def test_the_wheel_has_everything_and_starts_alone(tmp_path: Path) -> None:
     )
     assert started.returncode == 0, started.stderr
     assert (tmp_path / "installed" / "launch.sbatch").is_file()
+
+
+def test_what_a_wheel_lacks_is_named(tmp_path: Path) -> None:
+    """Guards the check of a wheel: a file that lacks, one that does not belong into it, and no license."""
+    wheel = tmp_path / "axonn_tune-0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("tests/unit/test_packaging.py", "")
+        packed.writestr("axonn_tune-0.dist-info/METADATA", "")
+    found = set(problems(wheel))
+    expected = ("axonn_tune/shipped_machines/dgx-h100.yaml lacks", "licenses/LICENSE lacks")
+    assert {*expected, "tests/unit/test_packaging.py does not belong into it"} <= found
