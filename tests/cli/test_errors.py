@@ -29,7 +29,11 @@ CALLS = [
     ("--gpus 8 --model missing.yaml", 2, "no file 'missing.yaml'"),
     (f"{SMALL} --lora-alpha 16", 2, "no option --lora-alpha: adapters are stated by --tune, --lora-rank and"),
     (f"{SMALL} --tune dora", 2, "has full, lora; frameworks with dora: megatron-core"),
-    (f"{SMALL} --optimizer muon", 2, "has adamw; frameworks that do: megatron-core, nemo"),
+    (
+        f"{SMALL} --framework axonn --optimizer muon",
+        2,
+        "has adamw; frameworks that do: axonn-tune, megatron-core, nemo",
+    ),
     (f"{SMALL} --machine H100", 2, "such an accelerator is in aws-p5 (H100-SXM5-80GB), dgx-h100 (H100-"),
     ("--gpus 8 --model meta-llama/Llama-2-13b", 2, "download https://huggingface.co/meta-llama/Llama-2-13b/blob/main"),
     ("--gpus 8 --model config.json", 2, "axonn-tune models import config.json -o mymodel.yaml"),

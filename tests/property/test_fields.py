@@ -42,6 +42,7 @@ from axonn_tune.specs.machine import (
     Source,
 )
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 
@@ -65,13 +66,18 @@ class Probe:
     step: Mapping[str, object] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     overlaps: tuple[Overlap, ...] = OVERLAPS
+    tuning: Tuning | None = None
 
     def priced(self, machine: Machine, model: Model | None = None, **step: object) -> Detail:
         """The layout on a machine, of a model in place of its own, with options of a step."""
         framework = find_framework(self.framework).with_step(**{**self.step, **step})
         order = tuple(axis for axis in framework.axes if axis in Grid().by_axis)
         workload = Workload(
-            global_batch=self.batch, sequence_length=self.seq, precision=self.precision, overlaps=self.overlaps
+            global_batch=self.batch,
+            sequence_length=self.seq,
+            precision=self.precision,
+            overlaps=self.overlaps,
+            tuning=self.tuning,
         )
         job = Job(model or load_model(self.model, overrides=self.sizes).document, machine, workload, framework)
         order = tuple(dict.fromkeys((*(axis for axis in job.framework.axes if axis in self.axes), *order)))
@@ -674,6 +680,9 @@ REQUEST: dict[str, Asks] = {
     "expert_z": Asks({**SMALL, "expert": 4}, 2),
     "pipeline": Asks({**PINNED, "pipeline": None}, 2),
     "chunks": Asks({**STAGED, "recompute": "full"}, 2),
+    "pipeline_schedule": Asks(
+        {**STAGED, "framework": "primus", "batch": 8, "chunks": 1, "pipeline_schedule": "1f1b"}, "zb1p", "step", -1
+    ),
     "pipeline_layout": Asks({**STAGED, "chunks": 1}, "Et*9|t*8|t*8|t*7L"),
     "order": Asks({**SHARDED, "gpus": 16, "data": 2, "rank_by": "step"}, "data,z,x,y"),
     "recompute": Asks(PINNED, "full", "memory", -1),
@@ -763,7 +772,9 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
     "optimizer": (
         Probe(axes={"x": 4, "data": 4}, step={"optimizer": "muon"}),
         Probe("5b", "deepspeed", axes={"data": 16}, seq=2048, step={"optimizer": "muon"}),
+        Probe("5b", "axonn-tune", axes={"z": 8}, seq=2048, step={"optimizer": "muon"}),
     ),
+    "adapters": (Probe("5b", "fsdp", axes={"z": 8}, seq=2048, tuning=Tuning(mode="lora", rank=64, targets=("*",))),),
     "stages": (PROBES["stages"], Probe("5b", "deepspeed", axes={"data": 2, "pipeline": 4}, seq=2048)),
     "formats": (
         *(Probe(precision=one) for one in ("fp8-current", "fp8-blockwise", "fp8-delayed")),
@@ -797,6 +808,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "muon_tp_mode": ("duplicated", "distributed"),
     "muon_form": ("gram", "standard"),
     "host_optimizer": ("deepspeed",),
+    "pipeline_order": ("zb1p", "zbv"),
     "offloaded_states": (0.5,),
     "offloaded_inputs": (0.5,),
 }
@@ -822,8 +834,10 @@ OF_STEPS = {
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "
     "delayed_weight_gradients shared_expert_overlap balancing_loss expert_kernels natural_imbalance "
     "paged_stash",
-    "optimizer": "optimizer muon_tp_mode muon_num_ns_steps muon_form muon_batched muon_apart_gate muon_cut",
-    "stages": "staged_reduction first_less last_less",
+    "optimizer": "optimizer muon_tp_mode muon_num_ns_steps muon_form muon_batched muon_apart_gate muon_cut "
+    "muon_gathered",
+    "adapters": "replicated_adapters",
+    "stages": "staged_reduction first_less last_less pipeline_order",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
     "narrow_head narrow_activation cudnn_norms "
     "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "
