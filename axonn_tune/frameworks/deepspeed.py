@@ -160,8 +160,10 @@ def _optimizer(run: Run) -> dict[str, object]:
 
 
 def _stage(run: Run) -> int:
-    """ZeRO's stage; gradients on the host are of those that split them."""
-    return 3 if run.size("z") > 1 else 2 if run.step.shard_gradients or "gradients" in run.step.offloaded else 1
+    """ZeRO's stage; gradients on the host are of those that split them, weights there of stage 3."""
+    if run.size("z") > 1 or "weights" in run.step.offloaded:
+        return 3
+    return 2 if run.step.shard_gradients or "gradients" in run.step.offloaded else 1
 
 
 def _offloaded(run: Run) -> dict[str, object]:
@@ -170,7 +172,7 @@ def _offloaded(run: Run) -> dict[str, object]:
     if not step.offloads:
         return {}
     states = ("moments", "master", *(("gradients",) if stage > 1 else ()))
-    if {*step.offloaded} - {"weights"} != {*states} or ("weights" in step.offloaded and stage < 3):
+    if {*step.offloaded} - {"weights"} != {*states}:
         said = ", ".join(step.offloaded) or "layers"
         raise run.cannot(f"{said} on the host with ZeRO-{stage}", f"ask for step.offloaded={','.join(states)}")
     if step.offloaded_states < 1.0 and stage < 3:
@@ -194,7 +196,7 @@ def _zero(run: Run) -> dict[str, object]:
         "allgather_bucket_size": 500_000_000,
         **_offloaded(run),
     }
-    if run.size("z") == 1:
+    if _stage(run) < 3:
         return found
     if run.kept_layers not in (0, run.model.layers):
         what = f"{run.kept_layers} of {run.model.layers} layers that are not resharded after forward"

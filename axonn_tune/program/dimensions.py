@@ -109,6 +109,10 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         if model.residual_streams and elsewhere is not None and not {*elsewhere} & {*model.parts}:
             why = f"hyper-connections in {framework.title} are in one stage, so no {framework.called('pipeline')}"
             found.append(Constraint("streams-by-pipeline", why, 1, ("pipeline",), both=True))
+    if framework.step.host_optimizer == "deepspeed" and "weights" in framework.step.offloaded:
+        # deepspeedai/DeepSpeed@edaa7221, runtime/zero/offload_config.py: offload_param is stage 3's.
+        why = "weights on the host need ZeRO-3"
+        found += [Constraint(f"offload-by-{axis}", why, 1, (axis,), both=True) for axis in ("data", "pipeline")]
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)

@@ -186,3 +186,13 @@ def test_layouts_that_hosts_lack_memory_for_are_not_listed() -> None:
     assert 0 < len(expected) < len(held)
     assert expected <= {row.layout for row in listed}
     assert max(price(row.job, row.layout).host_bytes for row in listed) <= limit * (1 + 1e-9)
+
+
+def test_deepspeed_has_weights_on_the_host_with_zero_3_alone() -> None:
+    """Guards that no replicas are ranked that would stream whole weights, which DeepSpeed cannot: offload_param is
+    stage 3's."""
+    moved = "step.offloaded=moments,master,gradients,weights"
+    found = tune.search("llama3-8b", 8, machine="dgx-h100", framework="deepspeed", set=(moved,))
+    grids = [row.layout.grid for row in found]
+    assert grids
+    assert all(grid.data == grid.pipeline == 1 for grid in grids)
