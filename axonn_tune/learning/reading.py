@@ -26,6 +26,7 @@ from axonn_tune.learning.arguments import EXPERT_COLUMNS, experts_proof, stated_
 from axonn_tune.learning.collective_logs import read_log, times_of
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.run import CommandRun, StatedRun, is_same, model_columns
+from axonn_tune.learning.setups import layout_words, with_best_layout
 from axonn_tune.learning.stated import OF_RUN, read_run
 from axonn_tune.learning.traces import read_trace
 from axonn_tune.learning.training_logs import LoggedRun, decoded, looks_like_training_log, read_training_log
@@ -34,7 +35,6 @@ from axonn_tune.specs.document import read_config
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import told
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
@@ -278,8 +278,14 @@ def _read(path: Path, request: EvidenceRequest) -> _Found:
     )
 
 
+_DEGREES = {"tp", "pp", "cp", "dp", "z", "ep"}
+
+
 def _told(request: EvidenceRequest) -> _Found:
-    """A step of which nothing but its time was measured; UsageError without a script or facts that state its layout."""
+    """A step of which nothing but its time was measured; UsageError without a script, or facts.
+
+    Without a layout it is compared with the best.
+    """
     option, column, value = request.told
     run = request.script(needed=OF_RUN)
     if run is None:
@@ -287,22 +293,27 @@ def _told(request: EvidenceRequest) -> _Found:
         stated = {name: Stated(meaning(name, value), 0) for name, value in _given(request, None).items()}
         model = None if request.model is None else load_model(request.model).document
         run = CommandRun("--fact", software, (0, 0), stated, given=model)
+    # The run of a log has all of its ranks for data where it states no other degree.
+    open_ = request.from_command is None and not (request.run or _DEGREES & run.columns.keys())
     if request.from_command is None:
+        run = _of_model(run, request)
         missing = [name for name in OF_RUN if name not in run.columns]
-        # The run of a log has all of its ranks for data where it states no other degree.
-        if missing or not (request.run or {"tp", "pp", "cp", "dp", "z", "ep"} & run.columns.keys()):
-            lacking = ", ".join(missing) if missing else "degrees of parallelism"
+        missing += ["framework"] * (open_ and request.framework is None)
+        if missing:
             raise UsageError(
-                f"{option} {value} is of a run that does not state {lacking}: give its script, "
-                "--from-command FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 "
-                f"--tp 8 --pp 4; the best layout: {_best_command(request, run.columns)}"
+                f"{option} {value} is of a run that does not state {', '.join(missing)}: give its script, "
+                "--from-command FILE, or --model NAME and what it lacks, as in --framework megatron-core --gpus 256; "
+                "its layout, as in --tp 8 --pp 4, or it is compared with the best"
             )
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
         told, name = run, Path(run.path).name
         if request.from_command is None:
             told, name = _with_dispatcher(run, machine), "the stated step"
-        case = told.case(machine)
+        case = with_best_layout(told, machine) if open_ else told.case(machine)
+        if open_:
+            words = layout_words(case.configurations[0], case.framework)
+            notes.assumed.append(f"the layout is the best of a search: {words}; state the run's, as in --tp 8 --pp 4")
         notes.assumed.extend((*told.assumed, *told.elsewhere(case)))
         # A script without interleaving has none.
         unstated = [one for one in case.row.unstated if one != "vpp" or request.from_command is None]
@@ -335,18 +346,15 @@ def _with_dispatcher(run: CommandRun, machine: Machine) -> CommandRun:
     return replace(run, columns={**run.columns, "dispatcher": Stated(name, 0)}, assumed=(said,))
 
 
-def _best_command(request: EvidenceRequest, stated: Mapping[str, Stated]) -> str:
-    """The command that predicts the best layout of what is stated; capitals stand for what is not."""
-    documents = {"model": request.model, "machine": request.machine}
-    known = {name: one.name if isinstance(one, Model | Machine) else one for name, one in documents.items()}
-    known |= {"framework": request.framework}
-    known |= {option: stated[name].value for option, name in _OPTIONS if name in stated}
-    words = [f"--{option} {known.get(option) or option.upper()}" for option in ("gpus", "model", "machine")]
-    return " ".join(["axonn-tune explain", *words, *(f"--{one} {known[one]}" for one in _MORE if known.get(one))])
-
-
-_OPTIONS = (("gpus", "n_gpus"), ("batch", "gbs"), ("seq", "seq"))
-_MORE = ("framework", "batch", "seq")
+def _of_model(run: CommandRun, request: EvidenceRequest) -> CommandRun:
+    """The run with batch and length of the given model, as a search has them, where it states none."""
+    if request.model is None:
+        return run
+    model = load_model(request.model).document
+    own = {"gbs": model.defaults.global_batch, "seq": model.defaults.sequence_length}
+    open_ = {name: Stated(value, 0) for name, value in own.items() if name not in run.columns}
+    said = f"{' and '.join(f'{name}={one.value}' for name, one in open_.items())}, those of {model.name}"
+    return replace(run, columns={**run.columns, **open_}, assumed=(*run.assumed, said)) if open_ else run
 
 
 def _run_folder(path: Path) -> _Found:

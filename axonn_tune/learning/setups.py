@@ -16,14 +16,17 @@ from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.run import CommandRun
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
-from axonn_tune.ranking.nearest import Saving, offloads, savings
+from axonn_tune.ranking.nearest import Saving, offloads, require_any, savings
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.smallest import Size, Taken
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, lacked_by
+from axonn_tune.specs.machine import Machine
+from axonn_tune.validation.published.cases import Case
 from axonn_tune.vocabulary import OVERLAPS
 
 WORTH, CHANGES = 0.01, 5
@@ -395,6 +398,22 @@ def problem_of(stated: Setup) -> Problem:
     # A run with expert overlap is compared with what goes without it, too.
     plain = replace(found, framework=found.framework.with_step(expert_overlap=False))
     return replace(plain, compares_expert_overlap=True) if compares_expert_overlap(plain) else found
+
+
+def with_best_layout(run: CommandRun, machine: Machine) -> Case:
+    """A run that states no layout, in the best one of a search; NothingFeasibleError where none fits."""
+    gpus = run.columns["n_gpus"].value
+    # Of one GPU, any batch can be split.
+    case = run.with_size({"n_gpus": 1}).case(machine)
+    plain = find_framework(case.framework.name)
+    open_ = () if "dispatcher" in run.columns else plain.dispatchers
+    framework = replace(case.framework, exchanges=plain.exchanges, dispatchers=open_)
+    job = (case.model, case.machine, case.workload, framework)
+    ranking = search(replace(problem_of(Setup(*job, layout=case.configurations[0])), gpus=gpus), top=1)
+    require_any(ranking)
+    found = ranking.detail(0)
+    row = replace(case.row, gpus=gpus, interleave_known=True, unstated=())
+    return replace(case, framework=found.job.framework, row=row, configurations=(found.layout,))
 
 
 def layout_words(one: Layout, framework: Framework) -> str:
