@@ -189,20 +189,25 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
 @click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
 @help_option
 def cli(*, debug: bool) -> None:
-    """Rank the layouts in which N GPUs can train a transformer, by predicted time.
+    """Predict the step of every parallel layout of a transformer on N GPUs, and rank the layouts.
 
-    --framework ranks the layouts of Megatron-Core, torchtitan, FSDP, DeepSpeed or AxoNN by their step
-    time, and -o writes the framework's own arguments. Models are dense or have experts (MoE), in BF16,
-    FP8, MXFP8 or NVFP4. An analytical model prices communication, computation and memory, with an 80%
-    interval; it needs no GPU. `explain --from-command FILE` reads the script or config of a run.
+    It is for people who train or fine-tune large models. --framework has the layouts of Megatron-Core,
+    NeMo, Primus, torchtitan, FSDP, DeepSpeed or AxoNN; -o writes the job script of the one you choose. It
+    needs a model and a machine profile, no GPU. Each step has an 80% interval; `axonn-tune accuracy` holds
+    predictions against published steps.
 
-    Of fine-tuning it prices SFT (--lengths) and LoRA (--tune); not DPO, RL roll-outs, vision towers or evaluation.
+    \b
+    my run, my file:    explain --from-command FILE; diagnose says whether its step is reasonable
+    fine-tuning:        --tune lora, --lengths for SFT
+    days and money:     --tokens-total 2T --price 2.49
+    my cluster, model:  learn from logs; models import
+
+    Scope: pretraining, SFT and LoRA, dense models and experts, BF16 to NVFP4; no DPO, RL, vision towers,
+    evaluation or inference.
 
     Without --framework a layout is a 4D grid x * y * z * data: tensor parallelism over x and y, FSDP
     over z, replicas over data. The ranking is by communication time per step, as in AxoNN's paper, or
     by the step (--rank-by step), and -o writes a launch config for the bundled runtime.
-
-    `axonn-tune accuracy` compares predictions with published measurements, each by a fit without its source.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"
