@@ -99,6 +99,14 @@ def show_seconds(value_s: float) -> str:
     return f"{value_s:.3g} s" if value_s < 1000 else f"{value_s:.0f} s"
 
 
+def show_span(value_s: float) -> str:
+    """Seconds, minutes, hours or days as text: `45 s`, `12 min`, `3.1 h`, `24 days`."""
+    for limit, scale, unit in ((2.0, 86400.0, "days"), (2.0, 3600.0, "h"), (5.0, 60.0, "min")):
+        if value_s >= limit * scale:
+            return f"{value_s / scale:,.3g} {unit}"
+    return show_seconds(value_s)
+
+
 def show_interval(low_s: float, high_s: float) -> str:
     """`80%: 52 s to 86.6 s`."""
     return f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"

@@ -21,12 +21,13 @@ from importlib.resources import files
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from axonn_tune.cost.price import PricedLayout
+from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.uncertainty import DEVIATIONS
 from axonn_tune.job import Job
 from axonn_tune.program.count import adapter_parameters, parameters
 from axonn_tune.program.lengths import own_tokens
 from axonn_tune.program.update import update_of
+from axonn_tune.specs.machine import Operation
 from axonn_tune.units import bytes_per_s
 
 _HOUR_S = 3600.0
@@ -94,9 +95,9 @@ class Interruptions:
         return max(min(low * self.failure_s, most_s), least_s)
 
 
-def checkpoint_bytes(entry: PricedLayout) -> float:
+def checkpoint_bytes(detail: Detail) -> float:
     """Of what trains, all ranks together: weights as computed with where master weights are others, and all states."""
-    given, model = entry.detail.memory.plan.given, entry.job.model
+    given, model = detail.memory.plan.given, detail.job.model
     tuning, update, sizes = model.tuning, update_of(given), given.elements
     trained = parameters(model) if tuning is None else adapter_parameters(model)
     if tuning is not None:
@@ -105,9 +106,14 @@ def checkpoint_bytes(entry: PricedLayout) -> float:
     return trained * (copied + (update.master or sizes.main) + update.state_bytes)
 
 
-def interruptions(entry: PricedLayout, numbers: Mapping[str, float], *, saved: float) -> Interruptions:
-    """Those of a layout that saves so many bytes, by numbers of its site."""
-    site, ranks = entry.job.machine.operation, entry.grid.world
+def site_numbers(site: Operation) -> dict[str, float]:
+    """What a site states, and what is published of others."""
+    stated = {name: getattr(site, name, None) for name in published()}
+    return {name: one.value if (own := stated[name]) is None else own for name, one in published().items()}
+
+
+def interruptions(site: Operation, ranks: int, numbers: Mapping[str, float], *, saved: float) -> Interruptions:
+    """Those of a job of so many ranks that saves so many bytes, by numbers of its site."""
     storage = site.storage_gb_per_s or numbers["storage_gb_per_s_per_gpu"] * ranks
     write_s = saved / bytes_per_s(storage)
     copies = site.host_copy_gb_per_s
@@ -154,7 +160,7 @@ class Training(NamedTuple):
 
 
 def _training(entry: PricedLayout, numbers: Mapping[str, float], *, trained_s: float, saved: float) -> Training:
-    failing = interruptions(entry, numbers, saved=saved)
+    failing = interruptions(entry.job.machine.operation, entry.grid.world, numbers, saved=saved)
     interval_s = failing.best_s(least_s=entry.iteration_s, most_s=trained_s)
     goodput = failing.goodput(interval_s)
     computing = goodput * min(1.0, entry.compute_s / entry.iteration_s)
@@ -169,15 +175,13 @@ def training_cost(job: Job, entry: PricedLayout | None, tokens: int) -> dict[str
     if entry is None:
         return found | dict.fromkeys([*(name + end for name in MEASURES for end in ENDS), *_SAVING])
     site, trained_s = job.machine.operation, steps * entry.iteration_s
-    stated = {name: value for name in published() if (value := getattr(site, name, None)) is not None}
-    numbers = {**{name: one.value for name, one in published().items()}, **stated}
-    of = {"trained_s": trained_s, "saved": checkpoint_bytes(entry)}
+    numbers, of = site_numbers(site), {"trained_s": trained_s, "saved": checkpoint_bytes(entry.detail)}
     middle, widths = _training(entry, numbers, **of), (entry.half_width, -entry.half_width)
     others = [middle._replace(trained_s=trained_s * math.exp(width)) for width in widths]
     others += [
         _training(entry, {**numbers, name: one.value * factor}, **of)
         for name, one in published().items()
-        if name not in stated
+        if getattr(site, name, None) is None
         for factor in (one.factor, 1.0 / one.factor)
     ]
     moved = [other.measures(entry) for other in others]

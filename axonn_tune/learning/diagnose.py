@@ -26,6 +26,7 @@ from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.causes import KINDS, OF_NETWORK, PRIORS, TRIED, Hypothesis, hypotheses_of
 from axonn_tune.learning.evidence import WHOLE, Sample, Setup
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
+from axonn_tune.learning.operation import SavingCost, saving_cost
 from axonn_tune.learning.setups import WORTH, Change, changes_of, searched
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.recompute import RECOMPUTES
@@ -117,6 +118,7 @@ class Diagnosis:
     same run on fewer GPUs, if given. memory_bytes, memory_limit_bytes: predicted of a GPU, and what can be used; 0
     without a step. in_fp32: the step is, where the accelerator is faster in BF16. logged_share: FLOP/s over the peak as
     the log counts those of a model of which not all trains, at the measured step; None for one that trains whole.
+    saving: what its saves and its restart cost, where its log has them.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Diagnosis:
     memory_limit_bytes: float = 0.0
     in_fp32: bool = False
     logged_share: float | None = None
+    saving: SavingCost | None = None
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -246,6 +249,7 @@ def diagnose(
         memory_bytes=priced.memory_bytes if priced else 0.0,
         memory_limit_bytes=priced.memory_limit_bytes if priced else 0.0,
         logged_share=_logged_share(setup, observed.measured_s),
+        saving=saving_cost(sample, machine),
         in_fp32=setup is not None and setup.workload.precision == "fp32" and _has_faster(machine.accelerator),
     )
 

@@ -112,7 +112,7 @@ class Sample:
 
     def narrowed(self, adjust: Adjust) -> Sample:
         """The same, with open configurations chosen by these numbers."""
-        return self if self.narrow is None else self.narrow(adjust)
+        return self if self.narrow is None else replace(self.narrow(adjust), run=self.run)
 
 
 def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:

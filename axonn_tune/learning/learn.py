@@ -23,6 +23,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import dispatching, find_dispatcher
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD, NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
+from axonn_tune.learning.operation import with_operation
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
@@ -297,6 +298,13 @@ class Learning:
         return tuple(one.path for one in found if one not in self.far)
 
     @property
+    def operation(self) -> tuple[tuple[str, float, str], ...]:
+        """Names, values and sources of what was learned of the site."""
+        before, site = self.prior.machine.operation, self.machine.operation
+        sources = ((name, one.source) for name, one in site.sources.items() if before.sources.get(name) != one)
+        return tuple((name, getattr(site, name), source) for name, source in sources)
+
+    @property
     def contradictions(self) -> tuple[Row, ...]:
         """Rows that contradict the others."""
         return tuple(row for row in self.rows if row.contradicts)
@@ -363,7 +371,7 @@ def learn(
     profile, found = _hanging(prior, own, profile)
     for one in _faster_than_learned(profile, learned):
         profile, found = with_consequence(profile, one), (*found, one)
-    return Learning(prior, posterior, rows, profile, found)
+    return Learning(prior, posterior, rows, with_operation(profile, samples), found)
 
 
 def posterior_of(

@@ -547,7 +547,8 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
         # A log that prints its arguments prints no interleaving and default kernels as nothing.
         printed = ("vpp", "attn") if "recompute" in run.columns else ()
         rows.append(replace(row, unstated=(*(name for name in row.unstated if name not in printed), *doubted)))
-        stated.append(_stated(log, row, request, script))
+        command, more_than_row = _stated(log, row, request, script)
+        stated.append((replace(command, saving=log.saving), more_than_row))
         taken_for = run.taken_for if script is None and not request.framework else ()
         said += [f"{place}: {words}" for words in (*run.assumed, *taken_for)]
         if not stated[-1][1] and (proof := experts_proof(run.arguments)):

@@ -21,6 +21,7 @@ from axonn_tune.job import Layout
 from axonn_tune.learning.adapters import stated_adapters
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, MODEL_AXES
 from axonn_tune.learning.layer_types import with_layer_types
+from axonn_tune.learning.saving import Saving
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
@@ -111,7 +112,8 @@ class CommandRun(StatedRun):
 
     software: name of the framework. arguments: with the framework's defaults. assumed: assumptions for what is not
     stated. ignored: arguments that are not priced, with the reason. unknown: those that no table has. given: the user's
-    model. tables: those of the tool whose file it is, where it is not the framework's own.
+    model. tables: those of the tool whose file it is, where it is not the framework's own. saving: what its log says of
+    checkpoints.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -120,6 +122,7 @@ class CommandRun(StatedRun):
     unknown: tuple[str, ...] = ()
     given: Model | None = None
     tables: tuple[str, ...] = ()
+    saving: Saving | None = None
 
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
         """The same run as a log has it: with its columns, and its arguments over those of the file."""

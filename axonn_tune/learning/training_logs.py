@@ -32,6 +32,7 @@ from axonn_tune.errors import CONTROL, DocumentError, Problem
 from axonn_tune.frameworks.keys import Arguments, Stated
 from axonn_tune.learning.arguments import PrintedArguments, columns_of
 from axonn_tune.learning.run import NEEDED, StatedRun
+from axonn_tune.learning.saving import Saving, SavingLog
 from axonn_tune.specs.loading import json_of, read_bytes
 from axonn_tune.units import TERA, read_count, read_number
 from axonn_tune.validation.published.rows import Cell
@@ -59,7 +60,8 @@ class LoggedRun(StatedRun):
 
     lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. left_out:
     excluded lines, outliers first. assumed: assumptions, in words; taken_for: those on the software that ran. flops: of
-    a GPU per `per`, by the log's own TFLOP/s times its time; 0 without. arguments: those that it prints.
+    a GPU per `per`, by the log's own TFLOP/s times its time; 0 without. arguments: those that it prints. saved: what it
+    says of checkpoints, and what the run before it in the same log does.
     """
 
     noun: ClassVar[str] = "log"
@@ -71,6 +73,12 @@ class LoggedRun(StatedRun):
     taken_for: tuple[str, ...] = ()
     flops: float = 0.0
     arguments: Arguments = field(default_factory=dict)
+    saved: tuple[SavingLog, SavingLog | None] | None = None
+
+    @property
+    def saving(self) -> Saving | None:
+        """Saves and restart of a completed run, None where its log has none."""
+        return None if self.saved is None else self.saved[0].found(self.step_s, before=self.saved[1])
 
     @property
     def step_s(self) -> float:
@@ -272,6 +280,7 @@ class _Segment:
     latest_ms: float = -math.inf
     bar_steps: int = 0
     """Steps of the longest progress bar."""
+    saving: SavingLog = field(default_factory=SavingLog)
 
 
 class _Reader:
@@ -321,6 +330,7 @@ class _Reader:
             found, said = list(self._readings(text, number)), _TFLOPS.search(text)
             rate = float(said[1].replace(",", "")) * TERA if said else 0.0
             self.now.readings += [replace(one, flops=rate * one.time_s) for one in found]
+            self.now.saving.line(text, found[-1].step[-1] if found else None)
         except _Unusable as error:
             self.now.left_out.append((number, str(error)))
 
@@ -469,7 +479,12 @@ class _Reader:
         problems = list(self.problems)
         for segment in self.segments:
             segment.readings += _block_readings(segment.blocks)
-        found = [run for one in self.segments if not problems and (run := _run(self.path, one)) is not None]
+        logs = [one.saving for one in self.segments]
+        found = [
+            replace(run, saved=(one.saving, before))
+            for one, before in zip(self.segments, (None, *logs), strict=False)
+            if not problems and (run := _run(self.path, one)) is not None
+        ]
         if not found and not problems:
             said = {words: line for one in reversed(self.segments) for line, words in reversed(one.left_out)}
             problems = [Problem("", words, line) for words, line in reversed(said.items())] or [

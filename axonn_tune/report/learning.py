@@ -27,7 +27,7 @@ from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
 from axonn_tune.specs.numbers import told
 from axonn_tune.specs.results import Pairs
-from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
+from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds, show_span
 from axonn_tune.validation.published.rows import cell_text
 from axonn_tune.validation.quality import quality
 from axonn_tune.vocabulary import VERSION
@@ -66,7 +66,7 @@ def diagnosis_text(
         known = not found.far_off
         shown = [{**vars(one), "what": f"{one.title}: {one.words}"} for one in rows]
         parts.append(text_of(_CAUSES, [one if known else {**one, "probability": None} for one in shown]))
-    notes = [*_notes(found, verbose=verbose), *assumed]
+    notes = [*_notes(found, verbose=verbose), *_saving(found), *assumed]
     parts += ["".join(f"{wrapped(note)}\n" for note in notes)]
     if found.changes and not found.faster:
         changes = found.changes if verbose else found.changes[:1]
@@ -203,6 +203,24 @@ def _notes(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
     yield from dict.fromkeys(cause.advice for cause in found.likely[: 3 if verbose else 1] if cause.advice)
 
 
+def _saving(found: Diagnosis) -> Iterator[str]:
+    """What saves and a restart cost, and the interval that loses least."""
+    if (one := found.saving) is None or found.impossible:
+        return
+    share, lost, least = (percent(value, decimals=1) for value in (one.share, one.lost, one.least_lost))
+    interval_s = one.interval_steps * found.measured_s
+    yield (
+        f"Saving: training waited {show_seconds(one.stall_s)} for each of {counted(one.saves, 'checkpoint')}, one "
+        f"every {counted(round(one.interval_steps), 'step')} ({show_span(interval_s)}): {share} of its time. With a "
+        f"failure every {show_span(one.failure_s)}, saving and failures take {lost} in the mean; saving every "
+        f"{counted(one.best_steps, 'step')} loses least, {least}."
+    )
+    if one.restart_s is not None:
+        loading = "" if one.load_s is None else f", {show_seconds(one.load_s)} more to load"
+        again = f"; {counted(one.repeated_steps, 'step')} were trained again" if one.repeated_steps else ""
+        yield f"Restart: {show_span(one.restart_s)} after the last step until training went on{loading}{again}."
+
+
 def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> Json:
     """Everything, by the schema `axonn-tune/diagnosis/1`; remarks: on the evidence."""
     times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit", "reasonable")
@@ -219,6 +237,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, 
         "memory_limit_bytes": found.memory_limit_bytes,
         "network": found.network,
         "baseline": None if found.baseline is None else asdict(found.baseline),
+        "saving": None if found.saving is None else asdict(found.saving),
         "unexplained": next((asdict(one) for one in found.unexplained), None),
         "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
@@ -252,7 +271,7 @@ def diagnosis_section(
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        verdict=[verdict(found), *_beside(found), *remarks, *_assumed(found), *_notes(found)],
+        verdict=[verdict(found), *_beside(found), *_saving(found), *remarks, *_assumed(found), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
@@ -491,6 +510,7 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
         "numbers": _moved(learning),
         "quality": {side: asdict(quality(pairs)) for side, pairs in _pairs(learning.rows).items()},
         "rows": [{**_row_fields(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
+        "operation": {name: {"value": value, "source": source} for name, value, source in learning.operation},
         "silent": list(learning.silent),
         "far": [one.path for one in learning.far],
     }
@@ -553,6 +573,8 @@ def _learning_notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
             f"{most.name}, {most.what}: {signed_percent(math.expm1(most.before))} became "
             f"{signed_percent(math.expm1(most.after))}. Other rows outweigh them; large messages have the most weight."
         )
+    for name, value, source in learning.operation:
+        yield f"operation.{name} is now {value:g}: {source}."
     followed = told(learning.consequences, kept=False)
     yield from (f"Assumed: {words}" for words in (*evidence.assumed, *followed, *_unstated(evidence)))
     yield from (f"Left out: {words}" for words in evidence.left_out)

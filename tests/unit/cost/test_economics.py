@@ -132,7 +132,7 @@ def test_numbers_of_a_machine_stand_for_published_ones() -> None:
     plain, own = (one.to_dict()["configs"][0] for one in found)
     first = found[1].ranked[0]
     # BF16 weights, FP32 master weights and two moments.
-    assert checkpoint_bytes(first) == own["checkpoint_bytes"] == 14 * 8_030_261_248
+    assert checkpoint_bytes(first.detail) == own["checkpoint_bytes"] == 14 * 8_030_261_248
     assert own["checkpoint_stall_s"] == pytest.approx(14 * 8_030_261_248 / 20e9)
     assert own["restart_s"] == pytest.approx(600 + own["checkpoint_stall_s"])
     assert own["days"] == pytest.approx(own["steps"] * own["iteration_s"] / own["goodput"] / 86400)
@@ -150,7 +150,7 @@ def test_numbers_of_a_machine_stand_for_published_ones() -> None:
 def test_adapters_are_small_checkpoints() -> None:
     """Guards fine-tuning: what does not train is not saved again."""
     tuned = axonn_tune.search(**SMALL, tune="lora", lora_rank=16, top=1).ranked[0]
-    assert checkpoint_bytes(tuned) < 0.02 * 14 * 8_030_261_248
+    assert checkpoint_bytes(tuned.detail) < 0.02 * 14 * 8_030_261_248
 
 
 def test_marks() -> None:
