@@ -103,6 +103,17 @@ def common(model: Model, size: str) -> int:
     return math.gcd(*(getattr(layer, size) for layer in model.types)) or getattr(model.plain, size)
 
 
+def refused_layouts(framework: Framework) -> list[Constraint]:
+    """Combinations of axes that a framework refuses, and replicas and stages where what it keeps on the host does."""
+    name = framework.name
+    found = [Constraint(f"{name}-{'-'.join(one.axes)}", one.why, 1, one.axes, both=True) for one in framework.refused]
+    if framework.step.host_optimizer == "deepspeed" and "weights" in framework.step.offloaded:
+        # deepspeedai/DeepSpeed@edaa7221, runtime/zero/offload_config.py: offload_param is stage 3's.
+        why = "weights on the host need ZeRO-3"
+        found += [Constraint(f"offload-by-{axis}", why, 1, (axis,), both=True) for axis in ("data", "pipeline")]
+    return found
+
+
 def expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
     """Whole experts on each rank, and ranks for all of them (NVIDIA/Megatron-LM@d98e8a64, core/parallel_state.py)."""
     if not model.has_experts:

@@ -22,7 +22,7 @@ import numpy as np
 from axonn_tune.frameworks.description import FlopCount, Framework
 from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
-from axonn_tune.program.constraints import Constraint, common
+from axonn_tune.program.constraints import Constraint, common, refused_layouts
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
 from axonn_tune.program.inputs import counted_suffix, suffixes
 from axonn_tune.program.lengths import of_lengths, sequences_of
@@ -109,12 +109,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         if model.residual_streams and elsewhere is not None and not {*elsewhere} & {*model.parts}:
             why = f"hyper-connections in {framework.title} are in one stage, so no {framework.called('pipeline')}"
             found.append(Constraint("streams-by-pipeline", why, 1, ("pipeline",), both=True))
-    if framework.step.host_optimizer == "deepspeed" and "weights" in framework.step.offloaded:
-        # deepspeedai/DeepSpeed@edaa7221, runtime/zero/offload_config.py: offload_param is stage 3's.
-        why = "weights on the host need ZeRO-3"
-        found += [Constraint(f"offload-by-{axis}", why, 1, (axis,), both=True) for axis in ("data", "pipeline")]
-    for refused in framework.refused:
-        found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
+    found += refused_layouts(framework)
     return tuple(found)
 
 
