@@ -121,6 +121,8 @@ def _other_steps(setup: Setup) -> _Alternatives:
     own = setup.framework.name == AXONN_TUNE.name
     sharded = not setup.workload.shard_optimizer_over_data
     workload = setup.workload.model_copy(update={"shard_optimizer_over_data": sharded})
+    # FSDP shards all or nothing.
+    shards = own or any("distributed_optimizer" in str(one.value) for one in setup.framework.savers)
     counterpart = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
     other = registry().get(counterpart or f"{setup.framework.name}-eager")
     kernels = (
@@ -139,7 +141,7 @@ def _other_steps(setup: Setup) -> _Alternatives:
             if own
             else _flipped(setup, "distributed_optimizer")
         ]
-        if grid.data > 1 and not (step.shard_gradients and step.distributed_optimizer)
+        if grid.data > 1 and shards and not (step.shard_gradients and step.distributed_optimizer)
         else [],
         **(_of_experts(setup) if grid.expert > 1 else {}),
     }

@@ -235,8 +235,8 @@ def test_the_same_run_on_one_node_tells_the_network_from_the_rest() -> None:
 
 
 def test_a_run_beside_another_has_another_size() -> None:
-    """Guards the refusals: one on as many GPUs, and facts of another run that there is not, and what a profile
-    that is a document, as the other run's is, is called in a command."""
+    """Guards the refusals: one on as many GPUs, facts of another run that there is not, and what a run
+    whose profile is a document does not state."""
     step: dict[str, Any] = {"step_s": 1.0, "model": "nano", "machine": "dgx-h100", "framework": "fsdp"}
     facts = {"n_gpus": 16, "dp": 16, "gbs": 16, "seq": 64}
     with pytest.raises(UsageError, match="are both on 16 GPUs: the runs have to differ"):
@@ -245,7 +245,7 @@ def test_a_run_beside_another_has_another_size() -> None:
         axonn_tune.diagnose(**step, facts=facts, beside_facts={"n_gpus": 8})
     stated = "--gpus 16 --dp 16 --batch 16 --seq 64 --model nano --machine dgx-h100 --framework fsdp"
     profile = load_machine("dgx-h100").document
-    with pytest.raises(UsageError, match=r"does not state n_gpus.* --machine dgx-h100 --framework fsdp$"):
+    with pytest.raises(UsageError, match="does not state n_gpus: give"):
         axonn_tune.diagnose(**{**step, "machine": profile})
     missing = run(f"diagnose --step 1 {stated} --beside one.log")
     assert (missing.code, "one.log" in missing.err) == (2, True)
