@@ -197,12 +197,18 @@ def _workload(lengths: Lengths, *, seq: int = 4096, batch: int = 4) -> Workload:
 
 
 def test_scripts_of_ones_own_make_the_batches() -> None:
-    """They say which; programs that train on sequences of one length are refused by name."""
+    """They say which, and recipes that fine-tune take the data set; programs that train on sequences of one length are
+    refused by name."""
     options = {"machine": "dgx-h100", "batch": 64, "seq": 4096, "lengths": "tulu", "micro_batch": 1, "top": 1}
-    own, other = (search("llama3-8b", 8, framework=name, **options) for name in ("fsdp", "megatron-core"))
+    own, recipe, other = (
+        search("llama3-8b", 8, framework=name, **options) for name in ("fsdp", "megatron-core", "torchtitan")
+    )
     command = command_of(own.best.detail)
     assert "It makes packs of its data set (tulu: mean 379, p90 830, packed)." in command.needs
-    with pytest.raises(UsageError, match=r"pretrain_gpt\.py trains on sequences of one length"):
+    written = " ".join(command_of(recipe.best.detail).words)
+    assert "--dataset tulu3" in written
+    assert "dataset.enable_offline_packing=true" in written
+    with pytest.raises(UsageError, match=r"torchtitan\.train trains on sequences of one length"):
         command_of(other.best.detail)
 
 
