@@ -358,7 +358,7 @@ def test_what_has_no_format_says_which_it_has() -> None:
     with pytest.raises(UsageError, match="try --precision fp8-blockwise"):
         search(load_inputs(asked).problem)
     for framework, precision, why in (
-        ("torchtitan", "mxfp8", "has no such option; frameworks that do: megatron-core, nemo$"),
+        ("torchtitan", "mxfp8", "has no such option; frameworks that do: megatron-core, nemo, primus$"),
         ("megatron-core", "bf16", "needs a --precision of fp8-delayed"),
         ("megatron-core", "fp8-delayed", "delayed scaling has no layers in BF16"),
     ):
