@@ -200,7 +200,7 @@ def export_command(*, checkpoint: str, output: str, dtype: str, merge: str | Non
 @format_option(("table", "json"))
 @help_option
 def doctor_command(*, launch: str | None, output_format: str) -> None:
-    """Look at software, GPUs, network, rights and variables, and say what works here and what does not.
+    """Look at software, GPUs and profiles for them, network, rights and variables; say what works here.
 
     With a LAUNCH config also whether it could run here, and which variables differ from those that it
     sets; if something that it needs is missing, the exit code is 5. Nothing is changed.
@@ -228,8 +228,10 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
         *host.host_checks(),
         *host.software_checks(),
         *_torch_findings(devices),
+        *host.profile_checks((devices or {}).get("gpus", ())),
         *host.network_checks(),
         *host.launcher_checks(os.environ),
+        *host.folder_checks(),
         HostCheck("rights", "lab", can or "not possible", "ok" if can else "missing", "" if can else why),
         *host.variable_checks(os.environ, document),
     ]

@@ -7,11 +7,13 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +23,9 @@ from typing import Any, Literal, TypeAlias
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.processes import die_with
+from axonn_tune.specs.catalog import load_machine, machines_with
 from axonn_tune.specs.launch import Launch
-from axonn_tune.units import counted, show_bytes
+from axonn_tune.units import GIB, counted, show_bytes
 from axonn_tune.vocabulary import VERSION
 
 RANKS_PER_CORE = 4
@@ -203,6 +206,25 @@ def variable_checks(environment: Mapping[str, str], launch: Launch | None) -> It
         if name.startswith(_TELLING) and name not in wanted:
             note = "" if launch is None else "the launch config does not set it"
             yield HostCheck("variables", name, environment[name], "noted", note)
+
+
+def profile_checks(gpus: Sequence[Mapping[str, Any]]) -> Iterator[HostCheck]:
+    """Machine profiles with an accelerator of the name and memory, within 5%, of each kind of GPU that torch finds."""
+    for name, memory_bytes in dict.fromkeys((one["name"], one["memory_bytes"]) for one in gpus):
+        # Cards of the same name for PCIe are slower.
+        words = " ".join(re.findall(r"\b[A-Z]+\d{2,}[A-Z]*\b|\bPCIe\b|\bNVL\b", name))
+        sizes = {one: load_machine(one).document.accelerator.memory_gib for one in machines_with(words)}
+        fitting = [one for one, gib in sizes.items() if abs(memory_bytes / GIB / gib - 1) <= 0.05]
+        note = "the nodes and the network differ" if fitting else "`axonn-tune calibrate` writes a profile"
+        here = ", ".join(fitting) or "no shipped profile"
+        yield HostCheck("machine profiles", name, here, "ok" if fitting else "noted", f"for --machine; {note}")
+
+
+def folder_checks() -> Iterator[HostCheck]:
+    """Whether files can be written here, and those that are temporary."""
+    for what, folder in (("this folder", Path.cwd()), ("temporary files", Path(tempfile.gettempdir()))):
+        can = os.access(folder, os.W_OK | os.X_OK)
+        yield HostCheck("rights", what, str(folder), "ok" if can else "missing", "" if can else "cannot be written")
 
 
 def launch_checks(launch: Launch, *, gpus: int) -> Iterator[HostCheck]:

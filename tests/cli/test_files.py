@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from axonn_tune.cli.documents import KINDS
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
-from axonn_tune.launch.host import command_of, crowding, variable_checks
+from axonn_tune.launch.host import command_of, crowding, profile_checks, variable_checks
 from axonn_tune.runtime.shards import shards_of
 from axonn_tune.runtime.tokens import open_tokens
 from axonn_tune.specs.catalog import available
@@ -102,6 +102,23 @@ def test_doctor_looks_at_everything(launch: Path) -> None:
     finished = run(f"doctor {launch}")
     assert finished.code == 5
     assert "cannot run here: data.path (no such file)" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "first"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.1, "dgx-h100"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "perlmutter"),
+        ("AMD Instinct MI300X", 191.7, "mi300x"),
+        ("NVIDIA H100 NVL", 93.1, ""),
+        ("NVIDIA H100 PCIe", 79.2, ""),
+        ("NVIDIA GeForce GT", 8.0, ""),
+    ],
+)
+def test_doctor_names_profiles_with_the_gpu(name: str, gib: float, first: str) -> None:
+    """Guards which profiles fit a GPU: those of its name and memory; none is a hint to measure."""
+    (found,) = profile_checks([{"name": name, "memory_bytes": gib * 2**30}] * 8)
+    assert (first in found.here.split(", ")) if first else "calibrate" in found.note
 
 
 def test_dry_run_compares_one_rank_with_the_program(tmp_path: Path) -> None:
