@@ -39,6 +39,8 @@ _SAVING = (
     *("failures", "checkpoint_bytes", "checkpoint_stall_s", "restart_s", "checkpoint_interval_s", "young_interval_s"),
     "power_w",
 )
+LEAST_GOODPUT = 1e-3
+"""Of a training that ends: below, it fails again and again before it has restarted."""
 ENDS = ("", "_low", "_high")
 """How names of a middle and of the ends of its 80% interval end."""
 
@@ -172,11 +174,14 @@ def training_cost(job: Job, entry: PricedLayout | None, tokens: int) -> dict[str
     infeasible grid. The step and each number that the machine does not state are independent."""
     steps = math.ceil(tokens / own_tokens(job.workload))
     found: dict[str, float | None] = {"tokens_total": tokens, "steps": steps}
+    unknown = dict.fromkeys([*(name + end for name in MEASURES for end in ENDS), *_SAVING])
     if entry is None:
-        return found | dict.fromkeys([*(name + end for name in MEASURES for end in ENDS), *_SAVING])
+        return found | unknown
     site, trained_s = job.machine.operation, steps * entry.iteration_s
     numbers, of = site_numbers(site), {"trained_s": trained_s, "saved": checkpoint_bytes(entry.detail)}
     middle, widths = _training(entry, numbers, **of), (entry.half_width, -entry.half_width)
+    if middle.goodput < LEAST_GOODPUT:
+        return found | unknown
     others = [middle._replace(trained_s=trained_s * math.exp(width)) for width in widths]
     others += [
         _training(entry, {**numbers, name: one.value * factor}, **of)

@@ -31,8 +31,13 @@ def training_fields(job: Job, entry: PricedLayout | None) -> Json:
 
 def training_words(job: Job, found: Json) -> str:
     """The same in a sentence; empty without tokens."""
-    if not found.get("days"):
+    if not found.get("steps"):
         return ""
+    if found["days"] is None:
+        return (
+            f"{show_count(job.tokens_total or 0)} tokens are {found['steps']:,} steps, which never end: the job fails "
+            "again before it has restarted (machine.operation: gpu_hours_between_failures, restart_minutes, storage)."
+        )
     shown = (
         ("gpu_hours", "GPU-hours", show_count),
         ("node_hours", "node-hours", show_count),

@@ -169,3 +169,13 @@ def test_published_numbers() -> None:
         assert all(row["source"] for row in csv.DictReader(text.splitlines()))
     value, factor = published()[FAILURES]
     assert 13_000 < value / factor < 50_677 < value * factor
+
+
+def test_what_never_ends_has_no_days() -> None:
+    """Guards against 1e47 GPU-hours where a job fails before it has restarted; its step is still predicted."""
+    never = {"machine.operation.restart_minutes": 1e12}
+    found = axonn_tune.explain(tokens_total="1T", set=never, **SMALL)
+    row = found.to_dict()["config"]
+    assert (row["days"], row["goodput"], row["gpu_hours_high"]) == (None, None, None)
+    assert row["steps"] > 0 < row["iteration_s"]
+    assert any("never end" in one for one in found.to_dict()["words"])
