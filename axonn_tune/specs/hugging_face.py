@@ -529,8 +529,9 @@ class _Config:
         return self._text.count("\n", 0, match.start()) + 1 if match else None
 
     def report(self, key: str, message: str) -> None:
-        """Note a problem at a key."""
-        self.problems.append(Problem(key, message, self.line(key)))
+        """Note a problem at a key, once."""
+        if (found := Problem(key, message, self.line(key))) not in self.problems:
+            self.problems.append(found)
 
     def kind(self) -> tuple[str, Kind]:
         """The model type, if it is one that can be mapped, and how; DocumentError else."""
@@ -581,6 +582,9 @@ class _Config:
                     return read_number(value, least=1e-30)
                 except ValueError as error:
                     self.report(key, str(error))
+            elif isinstance(value, str) or (isinstance(value, dict) and key not in _BASES):
+                # Bases may be stated for each type of layer.
+                self.report(key, f"must be a number, not {value!r:.40}")
         return None
 
     def size(self, key: str, *, absent: int | None = None, least: int = 1) -> int:
@@ -611,7 +615,7 @@ class _Config:
         """True or false; what is wrong with it is noted."""
         value = self.value(key)
         if value is not None and not isinstance(value, bool):
-            self.report(key, f"must be true or false, not {value!r}")
+            self.report(key, f"must be true or false, not {value!r:.40}")
         return absent if value is None else bool(value)
 
     def description(self, kind: str) -> str:

@@ -128,6 +128,8 @@ LAYERS: list[tuple[dict[str, Any], str]] = [
     ({"experts": 8}, "layer_types.dense.experts: must be a mapping"),
 ]
 CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({**LLAMA, "rms_norm_eps": {"a": 1}}, "rms_norm_eps: must be a number, not {'a': 1}"),
+    ({**LLAMA, "rms_norm_eps": "1e-6"}, "rms_norm_eps: must be a number, not '1e-6'"),
     ({**MIXTRAL, "num_experts": 64}, "num_experts: 64, but num_local_experts is 8"),
     ({**QWEN3_MOE, "n_routed_experts": 64}, "num_experts: 128, but n_routed_experts is 64"),
     ({**MIXTRAL, "num_local_experts": -8}, "num_local_experts: must be a positive whole number, not -8"),

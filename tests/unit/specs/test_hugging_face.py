@@ -220,7 +220,8 @@ def test_what_no_cost_depends_on_is_kept_for_scripts(tmp_path: Path) -> None:
     assert (model.rotary_base, model.norm_epsilon, model.qkv_biases) == (1e6, 1e-6, True)
     newer = load(tmp_path, {**LLAMA, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
     assert (newer.rotary_base, newer.norm_epsilon, newer.qkv_biases) == (5e5, None, None)
-    assert load(tmp_path, {**LLAMA, "rope_theta": "big"}).rotary_base is None
+    with pytest.raises(DocumentError, match=r"rope_theta: must be a number, not 'big'"):
+        load(tmp_path, {**LLAMA, "rope_theta": "big"})
     with pytest.raises(DocumentError, match=r"rms_norm_eps: 1000.*is not a number from"):
         load(tmp_path, {**LLAMA, "rms_norm_eps": 10**400})
     assert load(tmp_path, NEOX).norm_epsilon == 1e-5
