@@ -275,6 +275,11 @@ def named(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     return _index(tables or all_tables())[0].get(name)
 
 
+def has_keys(section: str, tables: tuple[str, ...]) -> bool:
+    """Whether tables have arguments below a name: those of a section."""
+    return any(name.startswith(f"{section}.") for name in _index(tables)[0])
+
+
 def find(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     """The argument of this name: that of its longest end that a table has, and there rather by name than by pattern."""
     return lookup(name, tables or all_tables())
