@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 BOLD, GREEN, BLUE, YELLOW, RESET = COLORS = ("\x1b[1m", "\x1b[1;32m", "\x1b[34m", "\x1b[33m", "\x1b[0m")
 """What this tool tells terminals."""
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters but tabs and line breaks, and halves of characters: terminals obey them, no text needs them."""
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tabs and line breaks, those that turn the direction of what follows, and halves of characters:
+terminals obey them, no text needs them."""
 
 
 class AxonnTuneError(Exception):

@@ -239,7 +239,11 @@ def runner_of(runs: Runs) -> Iterator[RankRunner]:
     if runs.lab is None:
         if runs.realtime:
             raise UsageError("--realtime is for the ranks of a lab: give --lab too")
-        yield ProcessRunner(tuple(shlex.split(runs.start_with or "")))
+        try:
+            words = shlex.split(runs.start_with or "")
+        except ValueError as error:
+            raise UsageError(f"--start-with {runs.start_with!r:.80}: {error}; write it as a shell has it") from None
+        yield ProcessRunner(tuple(words))
         return
     if runs.start_with is not None:
         raise UsageError("--lab and --start-with both say where the ranks are")

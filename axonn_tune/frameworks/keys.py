@@ -275,9 +275,19 @@ def named(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     return _index(tables or all_tables())[0].get(name)
 
 
-def has_keys(section: str, tables: tuple[str, ...]) -> bool:
-    """Whether tables have arguments below a name: those of a section."""
-    return any(name.startswith(f"{section}.") for name in _index(tables)[0])
+def misplaced(name: str, value: str, tables: tuple[str, ...], tool: str) -> str:
+    """Why a name lies below an argument of one value, or has a value where a tool has a section; "" for others."""
+
+    def has_keys(section: str, where: tuple[str, ...]) -> bool:
+        return any(one.startswith(f"{section}.") for one in _index(where)[0])
+
+    sections = name.split(".")
+    for end in range(1, len(sections)):
+        above = named(".".join(sections[:end]), tables)
+        if above is not None and above.range and not has_keys(above.name, tables):
+            return f"{above.name} has one value, which is {above.misfit('{}')}"
+    section = tool in TRANSLATED and find(name, tables) is None and has_keys(name, (tool,))
+    return f"is {value!r:.80}, not a section of keys" if section and value.lower() not in OFF else ""
 
 
 def find(name: str, tables: tuple[str, ...] = ()) -> Key | None:

@@ -24,12 +24,11 @@ from axonn_tune.frameworks.keys import (
     SWITCH,
     TRANSLATED,
     Arguments,
-    Key,
     Stated,
     defaults_of,
     find,
-    has_keys,
     in_full,
+    misplaced,
     misspelt,
     named,
     names_of,
@@ -545,16 +544,13 @@ def _unpriced(
         if key is None and (key := find(switched_on(name), tables)) is not None:
             wanted = SWITCH.misfit(value, typed=typed) if key.status == "modelled" else ""
             value = str(value.lower() in OFF)
-        if (above := _value_above(name, tables)) is not None:
-            why = f"{above.name} has one value, which is {above.misfit('{}')}"
+        if why := misplaced(name, value, tables, framework):
             refused.append(Problem(written, why, stated.line, stated.file))
         # A pattern takes whatever begins so.
         elif (key is None or "*" in "".join((key.name, *key.also))) and (meant := misspelt(name, tables)):
             meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
             why = f"is no argument of {framework}: did you mean {meant}?"
             refused.append(Problem(written, why, stated.line, stated.file))
-        elif key is None and framework in TRANSLATED and has_keys(name, (framework,)) and value.lower() not in OFF:
-            refused.append(Problem(written, f"is {value!r:.80}, not a section of keys", stated.line, stated.file))
         elif key is None:
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) and framework not in TRANSLATED else [written]
@@ -571,16 +567,6 @@ def _unpriced(
     if refused:
         raise DocumentError(str(source.path), refused)
     return tuple(f"{', '.join(several)}: {why}" for why, several in ignored.items()), tuple(unknown)
-
-
-def _value_above(name: str, tables: tuple[str, ...]) -> Key | None:
-    """The argument of one value below which a name lies; None for keys of sections."""
-    sections = name.split(".")
-    for end in range(1, len(sections)):
-        above = named(".".join(sections[:end]), tables)
-        if above is not None and above.range and not has_keys(above.name, tables):
-            return above
-    return None
 
 
 def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) -> dict[str, Stated]:

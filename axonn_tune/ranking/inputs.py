@@ -159,8 +159,7 @@ def check(problem: Problem) -> None:
         )
         words = f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them"
         raise UsageError(words + next(near, ""))
-    if request.price is not None and request.tokens_total is None:
-        raise UsageError(f"--price {request.price:g} is for the cost of a whole training: give --tokens-total, too")
+    _check_price(request)
     _check_layout(problem)
     _check_formats(problem)
     _check_optimizer(problem)
@@ -188,6 +187,17 @@ def check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _check_price(request: Request) -> None:
+    """UsageError for a price of nothing, or two."""
+    if request.price is None:
+        return
+    if request.tokens_total is None:
+        raise UsageError(f"--price {request.price:g} is for the cost of a whole training: give --tokens-total, too")
+    other = next((one for one in request.set if one.startswith("machine.operation.price_per_gpu_hour=")), None)
+    if other is not None:
+        raise UsageError(f"--price {request.price:g} and --set {other:.80} both say a price: leave out one of them")
 
 
 def _check_kept(problem: Problem) -> None:

@@ -269,7 +269,9 @@ class Launch(Document):
         description="Elementwise work between collectives by torch.compile; needs a C++ compiler or Triton.",
     )
     deterministic: bool = Field(default=False, description="Bit-identical from run to run, at some cost in speed.")
-    hang_timeout_s: PositiveFloat = Field(default=60.0, description="A collective that takes longer ends the run, s.")
+    hang_timeout_s: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=60.0, description="A collective that takes longer ends the run, s."
+    )
     optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")
     data: Data = Field(default=Data(), description="Training data.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")

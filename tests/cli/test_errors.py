@@ -219,6 +219,13 @@ CALLS = [
     ("validate --gemm rows.csv", 2, "python -m tools.measurements --gemm FILE"),
     ("validate --published -o m.yaml --update", 2, "The measurements say all of it: leave out -o, --update"),
     ("report config.json -o r.html", 2, "is not a document with a schema"),
+    ("--gpus 8 --model nano --imbalance \u202e", 2, "--imbalance holds the control character '\\u202e'"),
+    ("validate --gpus 2 --model nano --machine localhost --start-with '", 2, '--start-with "\'": No closing quotation'),
+    (
+        "--gpus 8 --model nano --tokens-total 1T --price 2 --set machine.operation.price_per_gpu_hour=-1",
+        2,
+        "--price 2 and --set machine.operation.price_per_gpu_hour=-1 both say a price",
+    ),
 ]
 
 

@@ -420,7 +420,7 @@ def outcome(numbers: range, folder: Path) -> str:
     return json.dumps([wrong, {"codes": codes, "slowest": slowest}])
 
 
-_RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What terminals obey."""
 
 
