@@ -38,7 +38,8 @@ def schema_texts() -> dict[str, str]:
 
 
 def schema_of(document: type[Document]) -> dict[str, Any]:
-    """The JSON Schema of a class of documents."""
+    """The JSON Schema of a class of documents, with the sections of every layer type."""
+    Model.prepare()
     return {"$schema": _DIALECT, **document.model_json_schema(by_alias=True)}
 
 

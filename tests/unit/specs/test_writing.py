@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,9 @@ def test_every_field_is_described(name: str) -> None:
     for part in (schema, *schema.get("$defs", {}).values()):
         fields = part.get("properties", {}).items()
         assert not [key for key, field in fields if "description" not in field and "$ref" not in str(field)]
+
+
+def test_schema_of_a_process_that_read_no_model_is_whole() -> None:
+    """Guards `axonn-tune schema model`, which is first to ask for the sections of layer types."""
+    printed = subprocess.run([sys.executable, "-m", "axonn_tune", "schema", "model"], capture_output=True, check=True)
+    assert printed.stdout.decode() == (Path(__file__).parents[3] / "docs/schemas/model.json").read_text("utf-8")
