@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -28,8 +27,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from axonn_tune.errors import suggest
+from axonn_tune.specs import sections
 from axonn_tune.specs.document import Document, Size
-from axonn_tune.specs.sections import NAME, Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat, expand
+from axonn_tune.specs.sections import NAME, Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat
 from axonn_tune.specs.tuning import TITLES, Tuning
 
 MODEL_SCHEMA = "axonn-tune/model/1"
@@ -377,7 +377,7 @@ class Model(Document):
     @field_validator("layers", mode="before")
     @classmethod
     def _count_layers(cls, layers: Any) -> Any:  # noqa: ANN401 - what is validated
-        return len(expand(layers)) if isinstance(layers, str) else layers
+        return len(sections.expand(layers)) if isinstance(layers, str) else layers
 
     @model_validator(mode="after")
     def _heads_group(self) -> Model:
@@ -399,7 +399,7 @@ class Model(Document):
 
     def _check_types(self) -> None:
         """ValueError unless the pattern names each type, and only those, and has as many layers."""
-        named, types = tuple(expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
+        named, types = tuple(sections.expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
         if len(types) > MOST_TYPES:
             raise ValueError(f"layer_types has {len(types):,} types, more than {MOST_TYPES}")
         for name in types:
@@ -491,11 +491,11 @@ class Model(Document):
         if first + last > self.layers:
             raise ValueError(f"{first} first and {last} last layers in BF16: {self.name} has {self.layers}")
         plain, end = next(iter(self.layer_types), "layer"), self.layers - last
-        names = expand(self.pattern) if self.pattern else [plain] * self.layers
+        names = sections.expand(self.pattern) if self.pattern else [plain] * self.layers
         named = [name if first <= at < end else f"{name}-bf16" for at, name in enumerate(names)]
         types = self.layer_types or {plain: LayerType()}
         types |= {f"{name}-bf16": one.model_copy(update={"in_bf16": True}) for name, one in types.items()}
-        pattern = " ".join(f"{name}*{len(list(run))}" for name, run in groupby(named))
+        pattern = sections.pattern_of(named)
         used = {name: types[name] for name in dict.fromkeys(named)}
         return self.model_copy(update={"pattern": pattern, "layer_types": used})
 
@@ -577,35 +577,37 @@ def _predicting(model: Model, types: Sequence[Layer]) -> tuple[int, ...]:
 
 def _typed(model: Model) -> tuple[Layer, ...]:
     plain = {name: _resolve(model, name, one) for name, one in (model.layer_types or {"": LayerType()}).items()}
-    opening, names = model.opening, _layers(model)
+    several = len(plain) > 1
     # Of those that open a model, types of their own come first, as they do.
-    called = {name: f"{name}-first" if len(plain) > 1 else "first" for name in dict.fromkeys(names[:opening])}
-    first = (replace(plain[name], name=own, opens=True) for name, own in called.items())
-    return (*first, *(plain[name] for name in dict.fromkeys(names[opening:])))
+    return tuple(
+        replace(plain[name], name=f"{name}-first" if several else "first", opens=True) if opens else plain[name]
+        for name, opens in dict.fromkeys((name, opens) for name, opens, _ in _named(model))
+    )
 
 
-def _layers(model: Model) -> list[str]:
-    """Names of the layer types of all layers."""
-    return expand(model.pattern) if model.pattern is not None else [next(iter(model.layer_types), "")] * model.layers
+def _named(model: Model) -> list[tuple[str, bool, int]]:
+    """Runs of layers: the name of their type, whether they open the model, and their number."""
+    plain = [(next(iter(model.layer_types), ""), model.layers)]
+    return sections.opened(plain if model.pattern is None else sections.runs_of(model.pattern), model.opening)
 
 
 @lru_cache(maxsize=64)
 def _opening(model: Model) -> int:
     whole, tuning = model.tuned(None), model.tuning
     assert tuning is not None, "asked before"
-    counts = (index for index, count in whole.decoder_runs for _ in range(count))
-    adapted = (number for number, index in enumerate(counts, 1) if tuning.reaches(whole.types[index].sections))
-    return next(adapted, model.layers)
+    before = 0
+    for index, count in whole.decoder_runs:
+        if tuning.reaches(whole.types[index].sections):
+            return before + 1
+        before += count
+    return model.layers
 
 
 @lru_cache(maxsize=64)
 def _runs(model: Model) -> tuple[tuple[int, int], ...]:
-    if model.pattern is None and not model.opening:
-        return ((0, model.layers),)
-    opening, names = model.opening, _layers(model)
-    each = [(name, number < opening) for number, name in enumerate(names)]
-    index = {one: number for number, one in enumerate(dict.fromkeys(each))}
-    return tuple((index[one], len(list(run))) for one, run in groupby(each))
+    named = _named(model)
+    index = {one: number for number, one in enumerate(dict.fromkeys((name, opens) for name, opens, _ in named))}
+    return tuple((index[name, opens], count) for name, opens, count in named)
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,8 @@ patterns of layer types."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -202,4 +203,24 @@ def expand(pattern: str) -> list[str]:
         at = item.end()
     if not found:
         raise ValueError("must be a number of layers, or a pattern such as dense*3 moe*58")
+    return found
+
+
+def runs_of(pattern: str) -> list[tuple[str, int]]:
+    """Names of layer types of a pattern, and how many layers follow each other of each."""
+    return [(name, len(list(run))) for name, run in groupby(expand(pattern))]
+
+
+def pattern_of(names: Iterable[str]) -> str:
+    """The pattern of layers that have these layer types, one a layer."""
+    return " ".join(f"{name}*{len(list(run))}" for name, run in groupby(names))
+
+
+def opened(runs: Iterable[tuple[str, int]], opening: int) -> list[tuple[str, bool, int]]:
+    """Runs, of which the first `opening` layers are apart: name, whether they are among these, and their number."""
+    found = list[tuple[str, bool, int]]()
+    for name, count in runs:
+        first = min(opening, count)
+        opening -= first
+        found += [(name, opens, some) for opens, some in ((True, first), (False, count - first)) if some]
     return found
