@@ -160,8 +160,8 @@ def _optimizer(run: Run) -> dict[str, object]:
 
 
 def _stage(run: Run) -> int:
-    """ZeRO's stage; gradients on the host are of those that split them, weights there of stage 3."""
-    if run.size("z") > 1 or "weights" in run.step.offloaded:
+    """ZeRO's stage; gradients on the host are of those that split them, weights there of stage 3, also of one rank."""
+    if run.size("z") > 1 or ("weights" in run.step.offloaded and run.size("data") == 1):
         return 3
     return 2 if run.step.shard_gradients or "gradients" in run.step.offloaded else 1
 
@@ -172,7 +172,7 @@ def _offloaded(run: Run) -> dict[str, object]:
     if not step.offloads:
         return {}
     states = ("moments", "master", *(("gradients",) if stage > 1 else ()))
-    if {*step.offloaded} - {"weights"} != {*states}:
+    if {*step.offloaded} - {"weights"} != {*states} or ("weights" in step.offloaded and stage < 3):
         said = ", ".join(step.offloaded) or "layers"
         raise run.cannot(f"{said} on the host with ZeRO-{stage}", f"ask for step.offloaded={','.join(states)}")
     if step.offloaded_states < 1.0 and stage < 3:

@@ -73,7 +73,6 @@ CALLS = {
         1,
         "diagnose --tflops 40 --gpus 16 --tflops 90 --gpus 8 --from-command large.sh --machine dgx-h100",
     ),
-    "diagnose-unstated": (1, "diagnose --step 3 --model nano --gpus 8 --batch 48 --seq 64 --machine dgx-h100"),
     "infeasible-memory": (1, f"--gpus 8 --model llama3-70b {CORE} --seq 1024 --batch 16 --recompute none"),
     "infeasible-batch": (2, "--gpus 4 --model nano --batch 5 --micro-batch 2 --machine localhost"),
     "no-model": (1, "--gpus 4 --model someone/else"),
