@@ -445,7 +445,8 @@ class Request:
     pipeline_schedule: PipelineOrder | None = _option(
         _CONSTRAINTS,
         f"Only this order of passes of pipeline stages: {', '.join(PIPELINE_ORDERS)}; all but the first, which is "
-        "also interleaved, split the backward pass. Default: a search compares those that the framework has.",
+        "also interleaved, split the backward pass. Default: a search compares those that the framework has; with the "
+        "bundled runtime it has 1f1b alone.",
         "choice",
         shown="NAME",
         choices=PIPELINE_ORDERS,

@@ -30,8 +30,8 @@ class PipelineSchedule:
     interleaved: several chunks a stage are possible. overlapped: sends overlap with computation, of plain 1F1B and of
     interleaved stages. uneven: stages may differ in layers. equal_chunks: the rule by which all chunks of interleaved
     stages have as many layers; empty where they may differ. layouts: the layers of each part can be told. scattered:
-    each rank of x sends its share of an activation, which the receiver gathers. orders: of passes, that a search
-    compares; zb1p_chunks: how many `zb1p` has, from and to. autograd: torch's autograd splits backward
+    each rank of x sends its share of an activation, which the receiver gathers. orders: of passes; compared: by a
+    search that asks for none; zb1p_chunks: how many `zb1p` has, from and to. autograd: torch's autograd splits backward
     passes, so that the first part's waits as a whole, and what is recomputed is so for each of its halves.
     """
 
@@ -43,6 +43,7 @@ class PipelineSchedule:
     layouts: bool = True
     scattered: bool = True
     orders: tuple[PipelineOrder, ...] = ("1f1b",)
+    compared: bool = True
     zb1p_chunks: tuple[int, int] = (1, 1)
     autograd: bool = False
 

@@ -54,7 +54,7 @@ def compared_orders(problem: Problem) -> tuple[PipelineOrder, ...]:
     """Orders that a search of stages compares with 1F1B, by steps, where nobody says which or asks for each layout."""
     framework = problem.framework
     asked = problem.request.pipeline_schedule is not None or framework.step.splits_backward
-    if asked or problem.rank_by != "iteration":
+    if asked or problem.rank_by != "iteration" or not framework.schedule.compared:
         return ()
     return tuple(one for one in framework.schedule.orders if one != "1f1b" and not without_order(problem, one))
 

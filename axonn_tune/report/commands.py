@@ -174,9 +174,9 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     # Where a search may cut stages into chunks, one chunk is stated, too.
     axes |= {"chunks": one.chunks} if one.chunks > 1 or (one.pipeline > 1 and framework.schedule.interleaved) else {}
     order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
-    several = one.pipeline > 1 and len(framework.schedule.orders) > 1
+    chosen = len(framework.schedule.orders) > 1 and (framework.schedule.compared or framework.step.splits_backward)
     own = {"order": order, "pipeline_layout": _split_word(setup)}
-    own |= {"pipeline_order": framework.step.pipeline_order if several else None}
+    own |= {"pipeline_order": framework.step.pipeline_order if one.pipeline > 1 and chosen else None}
     pinned = layout_pins(framework, axes, {**vars(one), **axes, **own})
     # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
     step = framework.step

@@ -85,7 +85,9 @@ def test_what_no_order_can_have_is_refused(more: dict[str, Any], words: str) -> 
 
 
 def test_other_frameworks_search_as_before() -> None:
-    """Megatron-Core and compiled torchtitan have 1F1B alone, Primus compares; one that is named is the only one."""
+    """Megatron-Core and compiled torchtitan have 1F1B alone, Primus compares, the bundled runtime is asked; one that is
+    named is the only one."""
+    assert _problem(framework=None).compared_orders == ()
     assert _problem(framework="megatron-core").compared_orders == ()
     assert _problem(framework="torchtitan").compared_orders == ()
     assert _problem().compared_orders == ("zb1p", "zbv", "v-half", "v-min")
