@@ -26,7 +26,6 @@ from axonn_tune.cost.uncertainty import (
     with_software,
 )
 from axonn_tune.frameworks import step_on
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
@@ -249,7 +248,7 @@ class PricedLayout(Layout):
     def _of_imbalance(self) -> float:
         """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""
         framework, step, learned = self.job.framework, self.job.framework.step, self.job.machine.learned
-        natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor and self.grid.expert > 1
+        natural = step.imbalance is None and not step.capacity_factor and self.grid.expert > 1
         if not natural or any(number.path == "imbalance" for number in (learned.numbers if learned else ())):
             return 0.0
         own = step_on(framework, self.job.machine, self.job.workload.precision).natural_imbalance

@@ -14,7 +14,7 @@ from typing import Any
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
 from axonn_tune.frameworks.description import FUSED, Framework
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.vocabulary import Precision
 
@@ -80,7 +80,7 @@ def step_on(framework: Framework, machine: Machine, precision: Precision) -> Ste
         step = replace(step, fused_attention=False)
     if framework.formats and machine.accelerator.since("blackwell"):
         step = replace(step, one_layout=True)
-    if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:
+    if machine.imbalance is not None and step.imbalance is None:
         step = replace(step, natural_imbalance=machine.imbalance)
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
 

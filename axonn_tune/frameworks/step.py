@@ -290,8 +290,8 @@ class ExpertOptions:
 
     expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
     framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most tokens
-    over the mean, 1 with forced load balancing; that of natural routing stands for `natural_imbalance`, which depends
-    on the layout. capacity_factor: tokens that an expert takes at most, over the mean; None: all (dropless).
+    over the mean, 1 with forced load balancing; None: natural routing, whose `natural_imbalance` depends on the
+    layout. capacity_factor: tokens that an expert takes at most, over the mean; None: all (dropless).
     expert_overlap: where stages are interleaved or there is one, a forward and a backward pass of two micro-batches run
     beside each other, layer by layer, dispatch and combine of each behind computation of the other.
     delayed_weight_gradients: those of experts then run beside the combine of gradients. shared_expert_overlap: GEMMs of
@@ -311,7 +311,7 @@ class ExpertOptions:
     expert_shards: tuple[str, ...] = _words(*_FOLDED)
     expert_replicas: tuple[str, ...] = _words(*_FOLDED)
     dispatcher: str = _words(*DISPATCHERS, default="alltoall")
-    imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
+    imbalance: float | None = _limited(None, 1, MOST_TIMES, whole=False)
     natural_imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
     capacity_factor: float | None = _limited(None, 0.01, MOST_TIMES, whole=False)
     expert_overlap: bool = False

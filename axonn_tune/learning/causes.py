@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import Adjust, Setup, probe_samples
 from axonn_tune.learning.observed import DISPATCH_US, NOTICED, Guess, Observed
 from axonn_tune.learning.setups import alternatives, captures, most_bytes, possible, with_step
@@ -205,7 +204,7 @@ def _imbalanced(observed: Observed, setup: Setup) -> Iterator[Hypothesis]:
     step, ranks = setup.framework.step, setup.layout.grid.expert
     if ranks == 1:
         return
-    natural, own = step.imbalance == NATURAL_IMBALANCE, float(setup.priced.values["imbalance"])
+    natural, own = step.imbalance is None, float(setup.priced.values["imbalance"])
     # A token has each expert once, so the most loaded rank gets as many copies of it as it has experts.
     most = max(
         ranks * min(1.0, one.count / ranks / one.per_token)

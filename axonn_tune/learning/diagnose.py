@@ -22,7 +22,6 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.frameworks import step_on
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.causes import KINDS, OF_NETWORK, PRIORS, TRIED, Hypothesis, hypotheses_of
 from axonn_tune.learning.evidence import WHOLE, Sample, Setup
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
@@ -311,7 +310,7 @@ def _assumptions(observed: Observed, hypotheses: Sequence[Hypothesis]) -> Iterat
         "seq_parallel": str(int(step.sequence_parallel)),
         "zero_stage": str(3 if one.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)),
         "attn": "flash" if fused else "unfused",
-        "routing": "natural" if step.imbalance == NATURAL_IMBALANCE else "forced",
+        "routing": "natural" if step.imbalance is None else "forced",
         "dispatcher": step.dispatcher,
     }
     for column in filter(taken.__contains__, observed.sample.unstated):

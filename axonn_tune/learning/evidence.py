@@ -21,7 +21,6 @@ from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.learning.run import CommandRun
@@ -160,7 +159,7 @@ def _dispatched(job: Job, grid: Grid) -> dict[str, Any]:
     if not job.model.has_experts or grid.expert == 1:
         return {}
     step = job.framework.step
-    natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor
+    natural = step.imbalance is None and not step.capacity_factor
     return {"dispatcher": job.dispatcher_on(grid), "natural": natural}
 
 

@@ -15,7 +15,6 @@ from axonn_tune.frameworks.description import Run
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, find, is_on, names_of, own_tables
 from axonn_tune.frameworks.statements import changes, kept_layers, switched_off
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
 from axonn_tune.learning.adapters import stated_adapters
@@ -298,7 +297,7 @@ class CommandRun(StatedRun):
         if named["dispatcher"]:
             framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
         if named["routing"]:
-            framework = framework.with_step(imbalance=NATURAL_IMBALANCE if named["routing"] == "natural" else 1.0)
+            framework = framework.with_step(imbalance=None if named["routing"] == "natural" else 1.0)
         return replace(case, framework=replace(framework, dispatchers=()), configurations=layouts)
 
     def _wrong(self, words: str) -> DocumentError:

@@ -12,7 +12,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
@@ -153,7 +153,7 @@ def _of_experts(setup: Setup) -> _Alternatives:
     now = setup.dispatcher_on(setup.layout.grid)
     # Ports of a dispatcher are other software, not a flag.
     others = [name for name in find_framework(framework.name).dispatchers if name != now and "-" not in name]
-    routings = {"natural": NATURAL_IMBALANCE, "forced load balancing": 1.0}
+    routings = {"natural": None, "forced load balancing": 1.0}
     return {
         ("dispatcher", "dispatcher other than stated"): [
             (f"dispatcher {name}, not {now}", with_step(setup, dispatcher=name)) for name in others

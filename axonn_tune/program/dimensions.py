@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.frameworks.description import FlopCount, Framework
-from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOptions
+from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common, refused_layouts
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
@@ -450,11 +450,9 @@ def _imbalances(
 ) -> dict[str, Value]:
     """Tokens of the rank with most over the mean, and at the upper end of that: no more than all, or than fit."""
     capacity = math.inf if options.capacity_factor is None else float(options.capacity_factor)
-    most: Value = float(options.imbalance)
-    if options.imbalance == NATURAL_IMBALANCE:
-        excess = options.natural_imbalance - 1.0
-        most = 1.0 + excess * _natural_excess(axes, groups, model, workload, options)
-    high = most * MOST_IMBALANCE if options.imbalance > 1.0 else most
+    stated, excess = options.imbalance, options.natural_imbalance - 1.0
+    most: Value = stated or 1.0 + excess * _natural_excess(axes, groups, model, workload, options)
+    high = most * MOST_IMBALANCE if stated != 1.0 else most
     return {
         name: arithmetic.smaller(arithmetic.smaller(value, capacity), axes["expert"])
         for name, value in (("imbalance", most), ("fullest", high))

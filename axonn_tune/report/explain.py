@@ -208,7 +208,7 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     beyond_s = at_peak_s - mean_s - replicated_s
     beyond = "uneven pipeline stages" if priced.computing else "padded or replicated weights"
     beyond = f"pads, {beyond}" if job.workload.lengths is not None else beyond
-    if priced.grid.expert > 1 and job.framework.step.imbalance > 1.0:
+    if priced.grid.expert > 1 and job.framework.step.imbalance != 1.0:
         beyond = f"token imbalance, {beyond}"
     costs = [
         (replicated_s, f"attention replicated over {priced.job.framework.called('y')}"),

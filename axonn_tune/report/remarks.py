@@ -11,7 +11,6 @@ from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.uncertainty import ACCELERATOR, DEVIATIONS, GENERATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.cost.work import Parts, quantization, separated, step_parts
 from axonn_tune.frameworks import registry
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
@@ -112,7 +111,7 @@ def assumed_remark(ranked: Priced, places: Sequence[int]) -> str:
     if problem.machine_assumed:
         return f"Assumed: {machine.name}, since no --machine is given (`axonn-tune machines list` has others)."
     routed = [place for place in places if ranked[place].grid.expert > 1]
-    if step.imbalance == NATURAL_IMBALANCE and routed:
+    if step.imbalance is None and routed:
         most = float(ranked.detail(routed[0]).values["imbalance"])
         return (
             f"Assumed: natural routing, {most:.2f} times the mean tokens on the fullest rank (--imbalance 1: balanced)."
@@ -138,7 +137,9 @@ def folded_remark(ranked: Priced, families: Sequence[Sequence[int]]) -> str:
             replicas = f"{framework.called('data')} {ranked[first].grid.data}"
             said.append(f"#{first + 1} with {framework.called('context')} {sizes} for {replicas}")
     more = f" and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
-    return f"Equal: {', '.join(said[:_MOST_NAMED])}{more} (--unfold lists them)." if said else ""
+    return (
+        f"Within model error, not listed: {', '.join(said[:_MOST_NAMED])}{more} (--unfold lists them)." if said else ""
+    )
 
 
 def stages_remark(ranked: Priced, places: Sequence[int]) -> str:

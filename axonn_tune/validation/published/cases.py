@@ -13,7 +13,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.others import AUTOMODEL
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE, OFFLOAD_MODULES
+from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
@@ -331,7 +331,7 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes["expert_overlap"] = bool(more.expert_overlap)
         changes["delayed_weight_gradients"] = bool(more.expert_overlap) and more.delayed
         # Benchmarks force the balance of tokens, or have them dropped, unless they say otherwise.
-        changes["imbalance"] = NATURAL_IMBALANCE if more.routing == "natural" else 1.0
+        changes["imbalance"] = None if more.routing == "natural" else 1.0
     if row.context > 1 and more.model and any(layer.window for layer in more.model.types):
         # Rings know no window.
         changes["context_exchange"] = "all_to_all"

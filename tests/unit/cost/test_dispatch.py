@@ -185,6 +185,22 @@ def test_intervals_hold_the_spread_of_natural_routing() -> None:
     assert width(1, core) == width(1, forced)
 
 
+def test_a_stated_imbalance_is_never_taken_for_natural_routing() -> None:
+    """Guards 1.4, which natural routing has over 8 ranks: over others a step is that of 1.4, and grows with it."""
+    workload, layout = (
+        Workload(global_batch=64, sequence_length=2048),
+        Layout(Grid(data=16, expert=16, order=MEGATRON), 1, "none", 0),
+    )
+
+    def step_s(imbalance: float | None) -> float:
+        framework = find_framework("megatron-core").with_step(imbalance=imbalance)
+        return price(Job(model_of("moe*2"), MACHINE, workload, framework), layout).iteration_s
+
+    below, stated, above = map(step_s, (1.3999, 1.4, 1.4001))
+    assert below < stated < above < below * 1.001
+    assert step_s(None) not in (below, stated, above)
+
+
 @pytest.mark.parametrize(
     ("ranks", "domain", "name"),
     [
