@@ -36,7 +36,7 @@ UNKNOWN = {
     "unlim.": "unlimited memory, with -v",
     "leanest": "the layout that needs least",
     "not resharded": "layers gathered, which the title explains",
-    "or CP": "Equal: #2 with CP 2 for DP 2",
+    "or CP": "Within model error, not listed: #2 with CP 2 for DP 2",
     "causal half": "with -v",
     "rejected: ": "with -v",
     "e+0": "a plain number",
