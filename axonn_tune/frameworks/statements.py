@@ -240,8 +240,8 @@ def _dropout(run: Run) -> Mapping[str, Value]:
 
 
 def _set_kernels(run: Run, stated: Arguments) -> Changes:
-    """Dropout; TF32, which Megatron-LM's own layers do not have, and models of transformers on demand; the loss; the
-    order of sums."""
+    """Dropout; TF32, which Megatron-LM's own layers do not have, and models of transformers on demand; the order of
+    sums."""
     if "hidden_dropout" in stated:
         texts = [stated.get(name, NOTHING).value for name in _DROPOUTS]
         yield "dropout", any(not re.fullmatch(r"0*(\.0*)?", text) for text in texts)
@@ -249,6 +249,14 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
     yield "tf32", (run.step.tf32 and not own_layers) or is_on(stated.get("tf32", NOTHING))
     if "overlap_param_gather" in stated and run.step.distributed_optimizer:
         yield "parameter_overlap", is_on(stated["overlap_param_gather"])
+    if is_on(stated.get("deterministic_mode", NOTHING)) or stated.get(ANY_ORDER.lower(), NOTHING).value == "0":
+        yield "deterministic", True
+    if run.workload.format and stated.get(CUDNN_NORMS.lower(), NOTHING).value == "1":
+        yield "cudnn_norms", True
+
+
+def _set_loss(run: Run, stated: Arguments) -> Changes:
+    """The loss, and the kernels of what runs operator by operator with it."""
     compiled = stated.get("compile.components", Stated("loss", 0)).value
     # Models of transformers run operator by operator, their loss among them, unless something fuses them.
     chunked = ("use_liger_kernel", "enable_liger_kernel", *names_of("trainer.chunked_loss"))
@@ -264,6 +272,10 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "loss_chunks", -(-run.model.vocab // run.model.hidden)
     if transformers or (run.framework.name == "torchtitan" and "loss" not in compiled):
         yield "loss", "eager"
+    if re.search(r"(chunkedoutput|linearcrossentropy)loss$", stated.get(TORCHTUNE_LOSS, NOTHING).value.lower()):
+        # FP32 logits are of one chunk in eight, but autograd keeps log-probabilities of each chunk, or its BF16 logits
+        # where the loss is compiled (meta-pytorch/torchtune@bd2a0fc7, modules/loss, compute_cross_entropy).
+        yield "loss", "in_place" if is_on(stated.get("torch_compile", NOTHING)) else "softmax"
     if "tuner_type" in stated and is_on(stated.get("cross_entropy_loss_fusion", NOTHING)):
         # ms-swift's releases have Megatron-Core's before its compiled steps were apart: each of those that write in
         # place and sum makes FP32 logits anew (NVIDIA/Megatron-LM@0cb4a9c8, core/fusions/fused_cross_entropy.py).
@@ -272,10 +284,6 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         is_on(stated.get("cross_entropy_loss_fusion", Stated(str(run.framework.name == "nemo"), 0)))
     ):
         yield "loss", "in_place"
-    if is_on(stated.get("deterministic_mode", NOTHING)) or stated.get(ANY_ORDER.lower(), NOTHING).value == "0":
-        yield "deterministic", True
-    if run.workload.format and stated.get(CUDNN_NORMS.lower(), NOTHING).value == "1":
-        yield "cudnn_norms", True
 
 
 def _fused(stated: Arguments) -> bool:
@@ -290,6 +298,8 @@ ANY_ORDER = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 CUDNN_NORMS = "NVTE_NORM_FWD_USE_CUDNN"
 """Transformer Engine's variable, 1 of which has cuDNN's norms."""
 VARIABLES = (ANY_ORDER, CUDNN_NORMS)
+TORCHTUNE_LOSS = "loss._component_"
+"""torchtune's argument of the loss."""
 _DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
@@ -424,6 +434,7 @@ FIELDS = {
     "offload": Field(_offload, _set_offload),
     "graphs": Field(_graphs, _set_graphs),
     "kernels": Field(_dropout, _set_kernels),
+    "loss": Field(lambda run: {}, _set_loss),
     "trainer": Field(lambda run: {}, _set_trainer),
     "context": Field(_context, _set_context),
     "dispatcher": Field(_dispatcher, _set_dispatcher),

@@ -197,7 +197,8 @@ def _in_common_words(source: _Source) -> tuple[_Source, Translated | None]:
         return source, None
     pairs = _of_pairs(source.path, found.pairs.items())
     own = {name: one for name, one in source.own.items() if _plain(name) not in found.off}
-    return replace(source, arguments=pairs.arguments, named=pairs.named, own=own), found
+    arguments = {**pairs.arguments, **found.kept}
+    return replace(source, arguments=arguments, named=pairs.named, own=own), found
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from axonn_tune.frameworks.keys import NOTHING, TRANSLATED, Arguments, Key, Stated, find, is_off, is_on, records, table
+from axonn_tune.frameworks.statements import TORCHTUNE_LOSS
 from axonn_tune.job import Layout
 
 _WITH_AXES = "torchtitan-eager"
@@ -27,11 +28,15 @@ _SECTIONS = ("policy.megatron_cfg.", "engine.override_", "optim.")
 
 @dataclass
 class Translated:
-    """A run in the words of common tables: its arguments, what was assumed, and what is off with its section."""
+    """A run in the words of common tables: its arguments, what was assumed, and what is off with its section.
+
+    kept: arguments that no common table has, and that the step is read from.
+    """
 
     table: str
     title: str
     pairs: dict[str, Stated]
+    kept: dict[str, Stated] = field(default_factory=dict)
     off: frozenset[str] = frozenset()
     said: list[str] = field(default_factory=list)
 
@@ -75,6 +80,7 @@ def translated(text: str, named: Arguments) -> Translated | None:
     found.said = [f"not stated, so as {found.title} has it: {', '.join(found.said)}"] if found.said else []
     found.pairs = {**dict(_own_names(found.table, stated)), **found.pairs}
     found.pairs |= dict(_TOOLS[found.table](found, told))
+    found.kept = {TORCHTUNE_LOSS: told[TORCHTUNE_LOSS]} if TORCHTUNE_LOSS in told else {}
     found.said += [f"{name.rstrip('.')} is off" for name in sections if any(one.startswith(name) for one in off)]
     for one in records("presets"):
         if one["config"] == found.table:
