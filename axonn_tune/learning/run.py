@@ -165,6 +165,9 @@ class CommandRun(StatedRun):
             raise self._wrong(found)
         self._check_stages(found)
         optioned = _with_options(found, self.arguments)
+        if self.tables:
+            # Its own log has no TFLOP/s, or counts them otherwise (NVIDIA-NeMo/RL, utils/flops_tracker.py).
+            optioned = replace(optioned, framework=replace(optioned.framework, logged=None))
         if optioned.framework.step.splits_backward:
             self._check_order(optioned)
         return self._with_experts(self._with_adapters(optioned))

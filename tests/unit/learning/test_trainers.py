@@ -69,6 +69,7 @@ def priced(run: CommandRun) -> dict[str, object]:
         **{"zero": 3 if grid.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)},
         **{"micro_batch": layout.micro_batch, "batch": case.workload.global_batch, "recompute": layout.recompute},
         "trains": case.title.partition(" of ")[0],
+        "log": case.framework.logged and case.framework.logged.log,
         **{"sequence": case.workload.sequence_length, "precision": case.workload.precision},
         **{"kept": layout.kept_layers, "layers": model.layers, "vocab": model.vocab, "kv_heads": model.kv_heads},
         **{"tied": model.tied_embeddings, "offloaded": [*step.offloaded], "loss": step.loss, "kernels": step.kernels},
