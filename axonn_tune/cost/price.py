@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from itertools import chain
+from operator import add
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.compute import ATTENTION, ComputeClock, ComputeRates, contended_s, exposed_s, seconds_by_kind
@@ -363,27 +364,45 @@ def price(job: Job, layout: Layout, *, software: Software | None = None) -> Deta
     return detail_of(Pricer(job, layout, software))
 
 
-def detail_of(pricer: Pricer) -> Detail:
-    """Everything of a layout: each kind of stage replayed once, and several joined by their schedule."""
-    stages, settled = pricer.grid.pipeline, pricer.settled
-    of = {number: kind for kind in pricer.kinds for number in kind.numbers}
-    joined = pricer.joined(of)
-    shown, busiest = of[joined.most], of[joined.slowest]
-    terms = (*pricer.terms(shown), *joined.sends(joined.most))
-    communication_s = reduce(lambda total, term: total + term.seconds, terms, 0.0)
+class Prices(NamedTuple):
+    """What a layout is ranked by, s, and its memory, bytes; lost_s: of computation and step, to overlap."""
+
+    communication_s: float
+    compute_s: float
+    iteration_s: float
+    bubble_s: float
+    memory_bytes: float
+    lost_s: float
+
+
+def prices_of(pricer: Pricer) -> Prices:
+    """Those of a layout: each kind of stage replayed once, and several joined by their schedule."""
+    joined = pricer.step
+    shown, busiest = pricer.kind_of[joined.most], pricer.kind_of[joined.slowest]
+    sent = (*pricer.spent_s(shown), *(term.seconds for term in joined.sends(joined.most)))
+    communication_s = reduce(add, sent, 0.0)
     busy_s = joined.step_s - joined.bubble_s
     lost_s = float(contended_s(communication_s, busiest.compute_s, busy_s, contention=pricer.rates.contention))
+    took_s = busiest.compute_s + lost_s, joined.step_s + lost_s, joined.bubble_s
+    return Prices(communication_s, *took_s, float(pricer.memory.total_bytes), lost_s)
+
+
+def detail_of(pricer: Pricer) -> Detail:
+    """Everything of a layout: its prices, and what its stages and collectives take."""
+    stages, settled = pricer.grid.pipeline, pricer.settled
+    of, joined, prices = pricer.kind_of, pricer.step, prices_of(pricer)
+    shown, busiest = of[joined.most], of[joined.slowest]
     return Detail(
         **{each.name: getattr(pricer.layout, each.name) for each in fields(Layout)},
         job=pricer.job,
-        communication_s=communication_s,
-        compute_s=busiest.compute_s + lost_s,
-        iteration_s=joined.step_s + lost_s,
-        bubble_s=joined.bubble_s,
-        contended_s=lost_s,
-        memory_bytes=float(pricer.memory.total_bytes),
+        communication_s=prices.communication_s,
+        compute_s=prices.compute_s,
+        iteration_s=prices.iteration_s,
+        bubble_s=prices.bubble_s,
+        contended_s=prices.lost_s,
+        memory_bytes=prices.memory_bytes,
         memory=pricer.memory,
-        terms=terms,
+        terms=(*pricer.terms(shown), *joined.sends(joined.most)),
         executed_flops=sum(of[number].flops for number in range(stages)) / stages,
         values=settled[joined.most][0],
         program=pricer.program,

@@ -7,7 +7,7 @@ the schedule.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -265,8 +265,15 @@ class Pricer:
             found.append(Kind(self, stage, blocks, numbers, self.settled[numbers[0]][0]))
         return found
 
-    def joined(self, of: Mapping[int, Kind]) -> Joined:
-        """The step of the only stage, or of stages joined by 1F1B or interleaved 1F1B."""
+    @cached_property
+    def kind_of(self) -> dict[int, Kind]:
+        """That of each stage, by its number."""
+        return {number: kind for kind in self.kinds for number in kind.numbers}
+
+    @cached_property
+    def step(self) -> Joined:
+        """The step of the only stage, or of stages joined by their schedule."""
+        of = self.kind_of
         if len(of) == 1:
             return Joined(of[0].scheduled_s)
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
@@ -307,7 +314,7 @@ class Pricer:
         found = copy(self)
         found.layout = layout
         found._cut()
-        for name in ("kinds", "settled"):
+        for name in ("kinds", "kind_of", "step", "settled"):
             vars(found).pop(name, None)
         return found
 
@@ -421,6 +428,17 @@ class Pricer:
         )
         return message, size_bytes, float(sent_s)
 
+    def spent_s(self, shown: Kind) -> list[float]:
+        """Seconds of each of `terms`, which need no record of waits."""
+        return [spent_s for _, _, spent_s in self._called(shown)]
+
+    def _called(self, shown: Kind) -> list[tuple[Collective, float, float]]:
+        """Every collective with more than one rank, its calls in a step, and what they take, s."""
+        replay = shown.replay
+        called = ((one, float(replay.value(times))) for one, times in replay.work.terms)
+        some = ((one, calls) for one, calls in called if calls and self.routes[one.axis].outermost >= 0)
+        return [(one, calls, calls * float(replay.call_s(one))) for one, calls in some]
+
     def terms(self, shown: Kind) -> tuple[Term, ...]:
         """Every collective with more than one rank, in program order, with the waits for it."""
         found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
@@ -428,15 +446,13 @@ class Pricer:
         waited_s = sum(exposed.get(key, 0.0) for key in hidden)
         left = 1.0 - min(shown.saved_s / waited_s, 1.0) if waited_s and shown.saved_s else 1.0
         exposed = {key: spent_s * left if key in hidden else spent_s for key, spent_s in exposed.items()}
-        terms = [(one, float(replay.value(times))) for one, times in replay.work.terms]
-        terms = [(one, calls) for one, calls in terms if calls and self.routes[one.axis].outermost >= 0]
+        terms = self._called(shown)
         # Layers of several runs share a key: each waits in proportion to its time.
         whole_s: dict[TermKey, float] = defaultdict(float)
-        for one, calls in terms:
-            whole_s[term_key(one)] += calls * float(replay.call_s(one))
-        for one, calls in terms:
+        for one, _, spent_s in terms:
+            whole_s[term_key(one)] += spent_s
+        for one, calls, spent_s in terms:
             path, size_bytes = self.routes[one.axis], float(replay.value(one.size_bytes))
-            spent_s = calls * float(replay.call_s(one))
             lines, tier = self.lines(one.sent, one.axis), self.machine.tiers[path.outermost].name
             line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
             key, formula = term_key(one), str(one.size_bytes)
@@ -462,7 +478,8 @@ class Joined:
 class Kind:
     """Stages of one candidate that are alike, replayed; each chunk once, of those with equal blocks and ends.
 
-    scheduled_s: end of the step, where this is its only stage. saved_s: by passes that run beside each other.
+    scheduled_s: end of the step, where this is its only stage. saved_s: by passes that run beside each other. Waits are
+    recorded when they are asked for, by another replay: most candidates of a search need none.
     """
 
     def __init__(
@@ -471,7 +488,8 @@ class Kind:
         self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
         self.replay = pricer.replay(values, stage)
         self.inputs = pricer.replay(values, stage, whole=False) if pricer.order != "1f1b" else None
-        self.chunks, self.recorders, self.scheduled_s, self.host_s = self._replay(intervals=False)
+        only = stage == ONLY
+        self.chunks, self._recorders, self.scheduled_s, self.host_s = self._replay(recording=only)
         self.communication_s = float(self.replay.communication_s())
         self.saved_s = float(self.replay.saved_s)
         if len(self.chunks) > 1:
@@ -480,20 +498,28 @@ class Kind:
         self.compute_s = float(self.replay.work.compute_s) + self.host_s
         self.flops = float(executed_flops(pricer.program, values, stage))
 
-    def _replay(self, *, intervals: bool) -> tuple[list[ChunkTimes], list[Recorder], float, float]:
-        """Times and waits of each chunk, or those of the whole step."""
-        work = self.replay.work
+    def _replay(
+        self, *, recording: bool, intervals: bool = False
+    ) -> tuple[list[ChunkTimes], list[Recorder], float, float]:
+        """Times and, on request, waits of each chunk, or those of the whole step."""
+        work, recorders = self.replay.work, list[Recorder]()
+
+        def begin() -> None:
+            recorders.extend([self._recording(intervals=intervals)] * recording)
+
+        self.replay.recorder = None
         if work.stage == ONLY:
-            recorder = self._recording(intervals=intervals)
+            begin()
             step_s, host_s = self.replay.step_s()
-            return [], [recorder], float(step_s), float(host_s)
-        chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, tuple[Recorder, ChunkTimes]]()
-        for part, contents in dict.fromkeys(chunks):
-            recorder = self._recording(intervals=intervals)
+            return [], recorders, float(step_s), float(host_s)
+        chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, ChunkTimes]()
+        several = list(dict.fromkeys(chunks))
+        for part, contents in several:
+            begin()
             times = self.replay.chunk(part, as_runs(contents))
-            known[part, contents] = recorder, times if self.inputs is None else self._halved(part, contents, times)
-        found = [known[one][1] for one in chunks]
-        return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))
+            known[part, contents] = times if self.inputs is None else self._halved(part, contents, times)
+        found, recorded = [known[one] for one in chunks], dict(zip(several, recorders, strict=False))
+        return found, [recorded[one] for one in chunks if recorded], 0.0, float(sum(one.host_s for one in found))
 
     def _halved(self, part: Stage, contents: Contents, times: ChunkTimes) -> ChunkTimes:
         """A chunk with its backward pass in halves: what the LM head takes for its weight is in the second one.
@@ -522,6 +548,13 @@ class Kind:
         recorder = self.replay.recorder = Recorder(self.pricer.schedule, names, clock.run_s if intervals else None)
         return recorder
 
+    @property
+    def recorders(self) -> list[Recorder]:
+        """Waits of each chunk, or of the whole step."""
+        if not self._recorders:
+            self._recorders = self._replay(recording=True)[1]
+        return self._recorders
+
     @cached_property
     def priced(self) -> StageKind:
         """Its seconds as columns of one row."""
@@ -533,4 +566,6 @@ class Kind:
 
     def record(self) -> tuple[Batch, ...]:
         """Every interval, from another replay."""
-        return tuple(batch for recorder in self._replay(intervals=True)[1] for batch in recorder.batches)
+        return tuple(
+            batch for recorder in self._replay(recording=True, intervals=True)[1] for batch in recorder.batches
+        )

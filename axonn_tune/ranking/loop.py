@@ -20,7 +20,8 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers, distinct
 from axonn_tune.cost.compute import exposed_s
-from axonn_tune.cost.price import Detail, PricedLayout, detail_of
+from axonn_tune.cost.price import PricedLayout, Prices, detail_of, prices_of
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
@@ -64,7 +65,8 @@ class Batch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Priced candidates of a batch, as columns: their places in it and seconds; details: all of them, where known."""
+    """Priced candidates of a batch, as columns: their places in it and seconds; pricer: of the only one, where that
+    was priced by itself."""
 
     batch: Batch
     places: Integers
@@ -73,7 +75,7 @@ class Rows(NamedTuple):
     iteration_s: Floats
     bubble_s: Floats
     memory_bytes: Floats
-    detail: Detail | None = None
+    pricer: Pricer | None = None
 
 
 class Split(NamedTuple):
@@ -408,31 +410,31 @@ class Loop:
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import WORTH
 
-        detail = self._detail(batch, row, parts)
-        if detail.iteration_s > self._most(item):
+        pricer, prices = self._prices(batch, row, parts)
+        if prices.iteration_s > self._most(item):
             return
-        most_s = detail.iteration_s / (1.0 - WORTH)
+        most_s = prices.iteration_s / (1.0 - WORTH)
         if most_s <= self._scheduled_s(batch, row, None) or most_s <= self._own_s(batch, row):
-            self._add(self._row(batch, row, detail))
+            self._add(self._row(batch, row, pricer, prices))
 
     def _own_s(self, batch: Batch, row: int) -> float:
         """Step of a candidate with its own split, s."""
         key = id(batch.pool), row
         if key not in self._own:
-            detail = self._detail(batch, row, None)
-            self._own[key] = detail.iteration_s
-            self._add(self._row(batch, row, detail))
+            pricer, prices = self._prices(batch, row, None)
+            self._own[key] = prices.iteration_s
+            self._add(self._row(batch, row, pricer, prices))
         return self._own[key]
 
-    def _detail(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> Detail:
-        """Everything of a candidate with a split."""
+    def _prices(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> tuple[Pricer, Prices]:
+        """Those of a candidate with a split, and what knows the rest."""
         self.counts["priced"] += 1
-        return detail_of(batch.pool.pricer_of(self.layout(batch, row, parts)))
+        pricer = batch.pool.pricer_of(self.layout(batch, row, parts))
+        return pricer, prices_of(pricer)
 
-    def _row(self, batch: Batch, row: int, detail: Detail) -> Rows:
-        prices = (detail.communication_s, detail.compute_s, detail.iteration_s, detail.bubble_s, detail.memory_bytes)
-        communication, compute, iteration, bubble, memory = (np.array([one]) for one in prices)
-        return Rows(batch, np.array([row]), communication, compute, iteration, bubble, memory, detail)
+    def _row(self, batch: Batch, row: int, pricer: Pricer, prices: Prices) -> Rows:
+        communication, compute, iteration, bubble, memory = (np.array([one]) for one in prices[:5])
+        return Rows(batch, np.array([row]), communication, compute, iteration, bubble, memory, pricer)
 
     def layout(self, batch: Batch, row: int, parts: tuple[int, ...] | None = None) -> Layout:
         """The layout of a candidate."""
@@ -537,8 +539,8 @@ class Loop:
 
     def _priced(self, rows: Rows, row: int, at: int, shortest_s: float) -> PricedLayout:
         """A priced candidate, without rank."""
-        if rows.detail is not None:
-            return replace(rows.detail, shortest_step_s=shortest_s)
+        if rows.pricer is not None:
+            return replace(detail_of(rows.pricer), shortest_step_s=shortest_s)
         batch, model = rows.batch, self.problem.model
         shape, layout, program = int(batch.shape[row]), self.layout(batch, row), batch.pool.pricer.program
         kept, every = batch.fitting.kept_layers[shape], batch.shapes.values.items()
