@@ -30,7 +30,7 @@ SPACES = st.tuples(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(SPACES)
 def test_one_candidate_is_priced_as_its_column(drawn: Any) -> None:
     """Guards every prediction: plain Python and columns agree to the last bit."""
@@ -113,7 +113,7 @@ def priced(model: Model, machine: Machine, workload: Workload, configuration: La
     return price(Job(model, machine, workload), configuration)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS)
 def test_rankings_are_sorted_and_complete(model: Model, machine: Machine, workload: Workload, gpus: int) -> None:
     """Guards the answer itself: best first, every grid once, ranked and rejected together all of them."""
