@@ -221,12 +221,13 @@ LORA = {
     ("down_proj",): [(4, 1, 1, "none", 4), (2, 1, 2, "full", 0)],
     ("gate_proj", "up_proj"): [(1, 1, 8, "mlp", 0)],
 }
+LORA_DAILY = (("all-linear",), ("gate_proj", "up_proj"))
 
 
 @pytest.mark.parametrize(
     ("targets", "x", "y", "z", "recompute", "kept"),
     [
-        pytest.param(targets, *row, marks=[] if number < 1 else pytest.mark.nightly)
+        pytest.param(targets, *row, marks=[] if number < 1 and targets in LORA_DAILY else pytest.mark.nightly)
         for targets, rows in LORA.items()
         for number, row in enumerate(rows)
     ],
