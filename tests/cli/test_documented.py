@@ -43,7 +43,7 @@ WRITTEN_BY_THEM = {"traced", "measured.yaml", "train.sh"}
 
 LONG_BLOCKS = (
     *("compare.md-0", "frameworks.md-1", "frameworks.md-2", "report.md-0", "report.md-1", "faq.md-3", "index.md-0"),
-    *("llama3-70b.md-0", "gtp-size.md-0", "qwen3-235b-2t.md-0", "qwen3-235b-2t.md-1"),
+    *("llama3-70b.md-0", "gtp-size.md-0", "qwen3-235b-2t.md-0", "qwen3-235b-2t.md-1", "learn.md-0"),
 )
 LONG_EXAMPLES = (
     "--framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,10 +87,12 @@ class Import:
         return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
 
 
-def all_imports() -> Iterator[Import]:
+@cache
+def all_imports() -> tuple[Import, ...]:
     """Every import of the package; those under `if TYPE_CHECKING` count, but not as made on import."""
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        yield from imports(path, ast.parse(path.read_text(encoding="utf-8")), at_import=True)
+    files = sorted((ROOT / PACKAGE).rglob("*.py"))
+    read = ((path, ast.parse(path.read_text(encoding="utf-8"))) for path in files)
+    return tuple(one for path, tree in read for one in imports(path, tree, at_import=True))
 
 
 def imports(path: Path, node: ast.AST, *, at_import: bool) -> Iterator[Import]:

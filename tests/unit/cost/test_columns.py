@@ -37,7 +37,7 @@ def assert_same(ranking: Priced, positions: range) -> None:
         assert found.memory_bytes == pytest.approx(float(priced.memory.total_bytes), rel=1e-12), found
 
 
-@pytest.mark.parametrize("space", params(SPACES, ("large",)))
+@pytest.mark.parametrize("space", params(SPACES, ("even", "large")))
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None:
     """Guards every row of a table, for all frameworks: what is listed is what `explain` says."""
@@ -47,7 +47,7 @@ def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None
 
 
 @pytest.mark.parametrize("name", ["axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed"])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", params(SPACES, ("large",)))
 def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: str) -> None:
     """Guards `--chunks N` where the layers do not divide: each chunk has its own blocks, and memory those in flight."""
     model, given = SPACES[space]

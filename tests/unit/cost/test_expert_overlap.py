@@ -155,7 +155,7 @@ def test_shared_experts_run_beside_tokens() -> None:
 def test_candidates_that_overlap_cost_what_each_does_alone() -> None:
     """Guards the columns: the same to the last bit, with stages and without."""
     step = CORE.with_step(expert_overlap=True, shared_expert_overlap=False)
-    ranked = search(small_problem(model_of("moe*4"), MACHINE, step, gpus=16, batch=16, sequence_length=2048), top=0)
+    ranked = search(small_problem(model_of("moe*4"), MACHINE, step, gpus=8, batch=8, sequence_length=2048), top=0)
     assert any(ranked[place].expert_overlap for place in range(len(ranked)))
     for place in range(0, len(ranked), max(len(ranked) // 12, 1)):
         row, alone = ranked[place], ranked.detail(place)

@@ -36,7 +36,13 @@ def model_of(layers: str, **types: dict[str, Any]) -> Model:
     return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=used, **SIZES)
 
 
-@pytest.mark.parametrize("layers", ["(local*2 global)*3 local", "wide*2 (mixer mlp)*3 global*4"])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param("(local*2 global)*3 local", marks=pytest.mark.nightly),
+        "wide*2 (mixer mlp)*3 global*4",
+    ],
+)
 @pytest.mark.parametrize(
     ("name", "memory_gib"),
     [

@@ -97,7 +97,7 @@ SCRIPTS = {
         "run.sh",
         megatron(
             18,
-            "--ffn-hidden-size 5632 --vocab-size 128256 --global-batch-size 64 --pipeline-model-parallel-size 2 "
+            "--ffn-hidden-size 5632 --vocab-size 128256 --global-batch-size 16 --pipeline-model-parallel-size 2 "
             f"--tensor-model-parallel-size 2 {OVERLAPPED}",
         ),
         quick=True,
@@ -122,7 +122,7 @@ SCRIPTS = {
         "run.sh",
         megatron(
             12,
-            f"{EXPERTS} --vocab-size 151936 --global-batch-size 64 --expert-model-parallel-size 8 "
+            f"{EXPERTS} --vocab-size 151936 --global-batch-size 16 --expert-model-parallel-size 8 "
             f"--moe-token-dispatcher-type alltoall {OVERLAPPED}",
         ),
         quick=True,

@@ -166,7 +166,7 @@ SPACES = {
         quick=True,
     ),
     "windows with context": Space(
-        framework="megatron-core", model="windows", gpus=4, batch=8, length=4096, pins={}, memory_gib=9.0, quick=True
+        framework="megatron-core", model="windows", gpus=4, batch=4, length=4096, pins={}, memory_gib=9.0, quick=True
     ),
     "hierarchies": Space(
         framework="nemo",

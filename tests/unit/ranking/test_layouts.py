@@ -47,7 +47,7 @@ def problem_of(layout: str, **given: object) -> Problem:
 )
 def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> None:
     """Step, communication and memory of two dozen candidates, their parts; the bound hides no better one."""
-    problem = problem_of(layout, framework=framework, gpus=16, batch=32)
+    problem = problem_of(layout, framework=framework, gpus=16, batch=16)
     parts = parse_layout(layout).parts
     ranked = search(problem, variants=True, top=0)
     assert len(ranked)

@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
 }
-LONG = ("weights kept whole", "no such ETP", "parts that 16 stages do not divide")
+LONG = ("weights kept whole", "no such ETP", "too wide an EP", "parts that 16 stages do not divide")
 """Cases that take seconds, and so run nightly."""
 
 

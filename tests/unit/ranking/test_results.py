@@ -56,11 +56,11 @@ def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None
         assert len({(ranked[place].grid.expert, ranked[place].grid.expert_tensor) for place in family}) == 1
 
 
-@pytest.mark.parametrize("rank_by", ["communication", "iteration"])
+@pytest.mark.parametrize("rank_by", [pytest.param("communication", marks=pytest.mark.nightly), "iteration"])
 def test_pools_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch, rank_by: Any) -> None:
     """Guards searches with more candidates in a pool than are worked out at once: their rows are those of whole pools,
     with stages and without."""
-    asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=64).problem
+    asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=32).problem
     whole = search(asked, top=20).rows
     monkeypatch.setattr(pools, "_SLAB", 100)
     parted = search(asked, top=20).rows
@@ -120,7 +120,7 @@ def test_a_grid_without_a_shape_says_what_is_missing(pins: dict[str, Any], reaso
 @pytest.mark.parametrize("rank_by", ["communication", "iteration"])
 def test_rows_are_the_first_of_those_of_longer_rankings(rank_by: Any) -> None:
     """Guards --top: N rows are the first N of all, of grids that differ; what is feasible beyond them is counted."""
-    problem = inputs(32, "20b", framework="megatron-core", z=1, rank_by=rank_by).problem
+    problem = inputs(16, "20b", framework="megatron-core", z=1, rank_by=rank_by).problem
     every = search(problem, top=0)
     assert (len(every), every.searched.unlisted) == (int(every.feasible.sum()), 0)
     assert len({one.grid.by_axis.values() for one in every.rows}) == len(every)
