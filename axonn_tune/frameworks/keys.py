@@ -22,7 +22,7 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from axonn_tune.errors import edits, suggest
+from axonn_tune.errors import edits, nearest, suggest
 from axonn_tune.frameworks import registry
 from axonn_tune.vocabulary import LARGEST_SIZE
 
@@ -123,6 +123,11 @@ class Key:
         if self.default == "True" or (text in OFF and not self.meanings):
             return (text not in OFF) == (self.default == "True")
         return all(word in self.plain | {self.default.lower()} for word in re.findall(r"[\w.+-]+", text))
+
+    def refusal(self, value: str) -> str:
+        """Why a value is refused, with the nearest one that is priced."""
+        near = nearest(value.lower(), self.meanings)
+        return f"{self.why}; nearest: {near}" if near else self.why
 
     def misfit(self, value: str, *, typed: bool = False) -> str:
         """What a value of another kind must be, with the nearest word; "" for one inside, and for none at all.

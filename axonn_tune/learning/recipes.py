@@ -59,7 +59,11 @@ def refusals(
         if (one := unpriced(name))
         and not (one.field == OPTIMIZER and has_optimizer(name, stated.value))
         and not (adapts and has_adapters(name, stated.value))
-        and not (tables and (key := find(_plain(name), tables)) and key.status == "harmless")
+        and not (
+            tables
+            and (key := find(_plain(name), tables))
+            and (key.status == "harmless" or (key.status == "refused" and key.is_silent(stated.value)))
+        )
     ]
     switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
     # What an adapter is like says nothing where a switch has none.
@@ -68,8 +72,8 @@ def refusals(
     for name, stated, key in found:
         value = "" if stated.value == "True" else f" {stated.value}"
         own_key = find(_plain(name), tables) if tables else None
-        why = own_key.why if own_key is not None and own_key.status == "refused" else key.why
-        yield Problem(f"{name}{value}", why, stated.line, stated.file)
+        refusing = own_key if own_key is not None and own_key.status == "refused" else key
+        yield Problem(f"{name}{value}", refusing.refusal(stated.value), stated.line, stated.file)
     if (program := _PREFERENCES.search(text)) and (beside := find("ref_model")):
         yield Problem(program[1], beside.why)
     if tool is not None:

@@ -556,7 +556,7 @@ def _unpriced(
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) and framework not in TRANSLATED else [written]
         elif key.status == "refused" and not key.is_silent(value):
-            refused.append(Problem(written, key.why, stated.line, stated.file))
+            refused.append(Problem(written, key.refusal(value), stated.line, stated.file))
         elif wanted and (key.status == "modelled" or key.range):
             given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
             bare = written.startswith("-") and value == "True"
