@@ -535,7 +535,7 @@ class Request:
     )
     top: int = _count(_RANK, "Layouts to rank and list; 0: all.", least=0, default=DEFAULT_TOP, commands=("search",))
     variants: bool = _option(
-        _RANK, "List every candidate, not only the best of each grid.", "flag", default=False, commands=("search",)
+        _RANK, "List every candidate, not only the best of each layout.", "flag", default=False, commands=("search",)
     )
     same_kernels: bool = _option(
         _RANK,

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  axonn-tune --gpus 1024 --model 80b
-  axonn-tune --gpus min --model llama3-70b --machine dgx-h100 --framework megatron-core
-  axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
   axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
-  axonn-tune --framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100
-  axonn-tune explain --gpus 1024 --model 80b --pick 1
+  axonn-tune --gpus 256 --model deepseek-v3 --machine dgx-h100 --framework megatron-core
+  axonn-tune --gpus min --model llama3-70b --machine dgx-h100 --framework megatron-core
+  axonn-tune explain --from-command pretrain.sh --machine dgx-h100
+  axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
   axonn-tune sweep --gpus 64..4096x2 --model 80b
 
 \b
@@ -52,7 +51,7 @@ Exit codes:
   0    done
   1    internal error; please report it
   2    a wrong option, argument or document
-  3    no grid satisfies all constraints; the message names the binding constraint
+  3    no layout satisfies all constraints; the message names the binding constraint
   4    a validation or regression check failed, or a lab or run is in a wrong state
   5    something is missing on this host, or the disk is full
   6    training did not finish (run, lab run)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     "--all",
     "with_rejected",
     is_flag=True,
-    help="List all layouts unless --top says how many, and rejected grids, with the reasons.",
+    help="List all layouts unless --top says how many, and rejected layouts, with the reasons.",
 )
 @click.option(
     "--unfold",
@@ -118,7 +118,7 @@ def search_command(
 
     \b
     Examples:
-      axonn-tune --gpus 1024 --model 80b
+      axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
       axonn-tune --gpus 64 --model 20b --rank-by iteration --wide
       axonn-tune --gpus 64 --model 20b --columns rank,grid,step,mfu --top 5
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm

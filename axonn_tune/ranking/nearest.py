@@ -150,9 +150,9 @@ def nothing_feasible(ranked: Priced) -> str:
     found, only = ranked.searched, ranked.searched.grids == 1
     if found.feasible:
         rejecting = ", ".join(found.rejected)
-        none = "the only grid has no price" if only else f"none of {found.grids:,} grids has a price"
+        none = "the only layout has no price" if only else f"none of {found.grids:,} layouts has a price"
         return f"{none} ({rejecting}); nearest change: --cost {ALPHA_BETA}"
-    none = "the only grid cannot train this" if only else f"none of {found.grids:,} grids can train this"
+    none = "the only layout cannot train this" if only else f"none of {found.grids:,} layouts can train this"
     return f"{none}: {nearest_change(ranked.problem)}"
 
 
@@ -236,7 +236,7 @@ def faster_batch(problem: Problem) -> str:
     if other_s / other > (1.0 - _WORTH_SAYING) * step_s / batch:
         return ""
     return (
-        f"A batch of {batch:,} is not divisible by {gpus:,} GPUs, which rules out most grids: --batch {other} has a "
+        f"A batch of {batch:,} is not divisible by {gpus:,} GPUs, which rules out most layouts: --batch {other} has a "
         f"shortest step of {show_seconds(other_s)} instead of {show_seconds(step_s)}."
     )
 
@@ -311,7 +311,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     pins = ", ".join(f"{framework.called(axis)}={size}" for axis, size in problem.request.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
-        return f"binding constraint: {_shape_words(problem, grids)} of any grid{having}"
+        return f"binding constraint: {_shape_words(problem, grids)} of any layout{having}"
     broken, sizes, total = grids.broken[wanted], grids.sizes[wanted], int(wanted.sum())
     said: list[str] = []
     while len(broken):
@@ -322,7 +322,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
         of = "" if said else f" of {total}"
         said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example, framework)})")
         broken, sizes = broken[~caught], sizes[~caught]
-    return f"binding constraint of each grid{having}: {', '.join(said)}"
+    return f"binding constraint of each layout{having}: {', '.join(said)}"
 
 
 def _shape_words(problem: Problem, grids: Grids) -> str:

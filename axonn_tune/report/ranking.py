@@ -383,7 +383,7 @@ CONFIG_FIELDS = (
 )
 """CSV fields of a configuration."""
 _COLUMNS = (
-    count("rank", "rank", "Place in the ranking; none for a rejected grid."),
+    count("rank", "rank", "Place in the ranking; none for a rejected layout."),
     Column("marked_rank", "rank", show=str),
     count("x", "x", "Ranks that split the output of a layer."),
     count("y", "y", "Ranks that split its input."),
@@ -453,7 +453,7 @@ _COLUMNS = (
     Column(
         "memory_bytes",
         "memory, GiB",
-        "Peak of one GPU; for a grid that does not fit, the least it needs.",
+        "Peak of one GPU; for a layout that does not fit, the least it needs.",
         per=GIB,
         decimals=1,
     ),
@@ -484,7 +484,7 @@ TEXT_COLUMNS = {
 _COLLECTIVE = (
     count("number", "no."),
     words("op", "collective", "all_gather, reduce_scatter or all_reduce.", 14),
-    words("axis", "axis", "Axis of the grid whose ranks take part.", 7),
+    words("axis", "axis", "Axis whose ranks take part.", 7),
     words("phase", "phase", "Part of the step.", 10),
     words("layer", "layer", "Layer it belongs to.", 15),
     words("call", "collective"),

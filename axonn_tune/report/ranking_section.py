@@ -100,7 +100,7 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
 def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[str]:
     """The configuration to take with its step and interval, then the sentences of the document that say why."""
     if first is None:
-        return ["No grid is feasible; the table says why for each."]
+        return ["No layout is feasible; the table says why for each."]
     return [f"{layouts.title(first)}: {outcome(first)}", *document.get("verdict", [])]
 
 

@@ -409,16 +409,16 @@ def shortest_step_remark(ranked: Priced) -> str:
 
 
 def rejected_remark(ranked: Priced) -> str:
-    """Number of rejected grids by constraint."""
+    """Number of rejected layouts by constraint."""
     found, problem = ranked.searched, ranked.problem
     left_out = found.grids - int(ranked.feasible.sum())
     if not left_out:
-        return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
+        return "The only layout is feasible." if found.grids == 1 else f"All {found.grids:,} layouts are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
     called = _CONSTRAINTS | {one.name: f"with {one.brief(problem.framework)}" for one in ranked.grids.constraints}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
-    several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
-    of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
+    several = " (a layout can break several)" if sum(found.rejected.values()) > left_out else ""
+    of, are, them = counted(found.grids, "layout"), *(("is", "it") if left_out == 1 else ("are", "them"))
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
@@ -434,9 +434,9 @@ _CONSTRAINTS = {
 def searched_remark(ranked: Priced) -> str:
     """How much fits into memory of what was searched, and the time, on a line of its own."""
     found, variants = ranked.searched, ranked.problem.request.variants
-    fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate" if variants else "grid")
+    fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate" if variants else "layout")
     of = of if variants else f"{of} with micro-batch and rank order"
-    what = "candidate" if variants else "layout" if ranked.problem.formats else "grid"
+    what = "candidate" if variants else "layout"
     more = f"{counted(found.unlisted, f'more {what}')} {'has' if found.unlisted == 1 else 'have'} no rank"
     rest = f" {more}: --top 0 ranks all." if found.unlisted else ""
     return f"{found.feasible:,} of {of} {fit}, searched in {show_seconds(found.seconds)}.{rest}"

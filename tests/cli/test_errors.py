@@ -182,9 +182,9 @@ CALLS = [
     ("sweep --gpus 1,2 --model 640b", 3, "nothing is feasible"),
     ("compare --gpus 4 --model 80b", 3, "Megatron-Core: needs 322.8 GiB of 35.4 GiB"),
     ("compare --gpus 7 --model nano-moe --machine dgx-h100", 3, "4D: global_batch (48) is not divisible by data·z = 7"),
-    (f"{CORE} --vpp 200 --pp 4", 3, "layers (80) is less than PP·VPP = 800 of any grid that has PP=4"),
+    (f"{CORE} --vpp 200 --pp 4", 3, "layers (80) is less than PP·VPP = 800 of any layout that has PP=4"),
     ("--gpus 96 --model llama3-70b --framework megatron-core --tp 3", 3, "heads (64) is not divisible by TP = 3"),
-    (f"{CORE} --micro-batch-size 7", 3, "micro-batch: 7 does not divide the share of the batch of any grid"),
+    (f"{CORE} --micro-batch-size 7", 3, "micro-batch: 7 does not divide the share of the batch of any layout"),
     # Other commands.
     ("sweep --gpus 8..4 --model 5b", 2, "the range '8..4' is empty"),
     ("sweep --gpus 4,6 --model 5b --weak --batch 3", 2, "no whole number of sequences"),

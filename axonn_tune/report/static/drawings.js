@@ -174,18 +174,18 @@ const drawings = {
   },
 };
 
-/* Whiskers over bars: the 80% interval, and thicker the row's own part, above lines in the color of the page. */
+/* Whiskers over bars: the 80% interval, and thicker what differs between rows, above lines in the color of the page. */
 function intervals(rows, per, up, show) {
   const known = rows.map((row, place) => [row, place + up]).filter(([row]) => row.low !== null && row.low !== undefined);
   if (!known.length) return [];
-  const text = known.map(([row]) => `80%: ${show(row.low)} to ${show(row.high)}<br>±${show(row.own)} its own`);
+  const text = known.map(([row]) => `80%: ${show(row.low)} to ${show(row.high)}<br>±${show(row.own)} between rows`);
   const whole = { array: known.map(([row]) => (row.high - row.at) / per), arrayminus: known.map(([row]) => (row.at - row.low) / per) };
   const own = { array: known.map(([row]) => row.own / per), arrayminus: known.map(([row]) => row.own / per) };
   const looks = [
     ["80% interval", whole, "--panel", 4.6, 5.5],
-    ["its own part", own, "--panel", 8, 0],
+    ["between rows", own, "--panel", 8, 0],
     ["80% interval", whole, "--text", 1.6, 4],
-    ["its own part", own, "--text", 5, 0],
+    ["between rows", own, "--text", 5, 0],
   ];
   return looks.map(([name, ends, color, thickness, width]) => {
     const symbol = { symbol: ends === own ? "line-ew-open" : "line-ns-open", size: 10, color: "--text", line: { width: 1.6 } };

@@ -159,12 +159,12 @@ def test_few_changes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_binds_covers_every_grid() -> None:
     """Guards the constraints named: their counts add up to all grids, each with a grid that breaks it."""
     expected = (
-        "binding constraint of each grid: 2 of 4 hidden-by-yz (hidden (7168) is not divisible by y·z = 13), "
+        "binding constraint of each layout: 2 of 4 hidden-by-yz (hidden (7168) is not divisible by y·z = 13), "
         "1 heads-by-x (heads (56) is not divisible by x = 13), "
         "1 batch-by-data-z (global_batch (8192) is not divisible by data·z = 13); "
     )
     assert said("a prime count").startswith(expected)
     pinned = said("a batch of one")
-    assert pinned.startswith("binding constraint of each grid that has x=1, y=1: 7 of 7 batch-by-data-z (")
+    assert pinned.startswith("binding constraint of each layout that has x=1, y=1: 7 of 7 batch-by-data-z (")
     assert said("a micro-batch").startswith("binding constraint: micro-batch: 7 does not divide the share")
     assert said("far too large").startswith("binding constraint: memory: the smallest configuration (")
