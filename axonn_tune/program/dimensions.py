@@ -593,14 +593,16 @@ def symbol_values(
     return {name: float(value) for name, value in found.items()}
 
 
-def model_flops(model: Model, workload: Workload, *, masked: bool = True, multiple: int = 1) -> float:
+def model_flops(
+    model: Model, workload: Workload, *, masked: bool = True, windows: bool = False, multiple: int = 1
+) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
     W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's, and
     what comes before all that trains none of its input either; 4·Q: 2·heads·(query and value width); V·H for each MTP
     layer, too. Sequences that differ in length count each by its own.
-    masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S. multiple: that each
-    sequence is padded to.
+    masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S. windows: of layers
+    with a window, scores inside alone, with the masked half. multiple: that each sequence is padded to.
     """
     of_types = list(zip(counted(model), model.counts, strict=True))
     weights = sum(count * one.active_weights for one, count in of_types)
@@ -615,6 +617,7 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True, multip
         attention, ended = 0.0, 0.0
         for (layer, count), (one, _) in zip(model.by_type, of_types, strict=True):
             keys = length if masked and layer.indexer is None else layer.keys(length)
+            keys = min(keys, 2.0 * layer.keys(length)) if windows else keys
             each = 2 * count * layer.scored_width * keys
             if layer.mixer is not None:
                 each += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)

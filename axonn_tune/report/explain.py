@@ -203,14 +203,16 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     counted_flops = sum(each.flops for each in matmuls if each.kind != ATTENTION) + _FORWARD_AND_BACKWARD * scores
     at_peak_s = counted_flops / peak
     mean_s = model_flops(job.model, job.workload, multiple=priced.multiple) / (priced.grid.world * peak)
-    y = priced.grid.y
-    replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / y) / peak
-    beyond_s = at_peak_s - mean_s - replicated_s
+    inside = model_flops(job.model, job.workload, windows=True, multiple=priced.multiple)
+    inside_s = inside / (priced.grid.world * peak)
+    replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / priced.grid.y) / peak
+    beyond_s = at_peak_s - inside_s - replicated_s
     beyond = "uneven pipeline stages" if priced.computing else "padded or replicated weights"
     beyond = f"pads, {beyond}" if job.workload.lengths is not None else beyond
     if priced.grid.expert > 1 and job.framework.step.imbalance != 1.0:
         beyond = f"token imbalance, {beyond}"
     costs = [
+        (inside_s - mean_s, "scores outside windows, not computed"),
         (replicated_s, f"attention replicated over {priced.job.framework.called('y')}"),
         (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
         (priced.exposed_communication_s, "exposed communication"),

@@ -90,6 +90,26 @@ def test_letters_of_formulas_are_explained() -> None:
     assert any(what.startswith("token imbalance") for what, _ in gap_to_peak(priced))
 
 
+def test_scores_outside_windows_have_a_row_of_their_own() -> None:
+    """Gemma-3 27B, 5 of 6 layers with a window of 1,024: MFU counts all scores, kernels compute W·(2·S - W) of S² with
+    the masked half, and so much is below 0 in the gap, which hid it in what is padded or replicated."""
+    axes = {"x": 8, "z": 1, "context": 1, "pipeline": 1}
+    request = Request("gemma3-27b", gpus=16, machine="dgx-h100", framework="megatron-core", micro_batch=1, **axes)
+    priced = run_search(load_inputs(request).problem).detail(0)
+    job, gap = priced.job, dict(gap_to_peak(priced))
+    length, tokens = job.workload.sequence_length, job.workload.sequence_length * job.workload.global_batch
+    outside = sum(
+        6.0 * count * layer.scored_width * (length - layer.window * (2.0 * length - layer.window) / length)
+        for layer, count in job.model.by_type
+        if layer.window
+    )
+    outside_s = outside * tokens / (16 * job.peak_flops_per_s)
+    assert gap["scores outside windows, not computed"] == pytest.approx(-outside_s, rel=1e-3)
+    assert sum(gap.values()) == pytest.approx(priced.iteration_s)
+    assert gap["useful FLOPs at peak (MFU)"] == pytest.approx(priced.mfu * priced.iteration_s)
+    assert 0.0 <= gap.get("padded or replicated weights", 0.0) < 0.02 * priced.iteration_s
+
+
 def test_every_second_of_a_host_bound_pipeline_is_in_a_row() -> None:
     """Guards the wait for the host, a third of this step: tables, the gap to peak and causes add up to their totals, on
     the stage that computes longest, which is not the one that communicates most."""
