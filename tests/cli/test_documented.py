@@ -20,6 +20,7 @@ from tests.golden.golden import commands
 from tests.nightly import params
 from tools import outputs, reference
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
 ROOT = Path(__file__).parents[2]
 DOCS, FIXTURES = ROOT / "docs", ROOT / "tests" / "fixtures"
 TUTORIAL = DOCS / "tutorial.md"

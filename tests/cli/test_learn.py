@@ -46,7 +46,7 @@ def test_rows() -> None:
     assert found.name == "ours"
     assert known("ours.yaml").evidence[0].startswith("steps.csv: 1 step on 8 ranks (sha256 ")
     searched = good(
-        "--gpus 16 --model llama3-8b --machine ours.yaml --framework torchtitan-eager --format json"
+        "--gpus 16 --model llama3-8b --machine ours.yaml --framework torchtitan-eager --top 1 --format json"
     ).document
     best = searched["configs"][0]
     assert best["low_s"] < best["iteration_s"] < best["high_s"]

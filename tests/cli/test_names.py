@@ -15,6 +15,7 @@ from axonn_tune.frameworks import registry
 from tests.cli.running import good, run
 from tests.cli.test_printed_commands import SCRIPT
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
 LLAMA = "--gpus 64 --model llama3-70b --machine dgx-h100"
 CORE = f"{LLAMA} --framework megatron-core"
 SEARCHING = ("search", "explain", "sweep", "compare", "validate", "regress")

@@ -20,6 +20,7 @@ from axonn_tune.specs.document import to_yaml
 from tests.cli.running import good, run
 from tests.cli.test_documented import LEAVES
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
 SCRIPT = """\
 torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 4 --hidden-size 512 --ffn-hidden-size 1024 \\
   --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --vocab-size 4000 --swiglu \\

@@ -22,7 +22,10 @@ from axonn_tune.ranking.loop import Loop
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.workload import Workload
+from tests import searches
 from tests.cli.running import good, run
+
+pytestmark = pytest.mark.usefixtures("shared_searches")
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +179,9 @@ def test_tables_are_whole_without_a_terminal(more: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("machine", ["perlmutter", "frontier"])
 def test_paper_costs_are_the_papers(backend: PaperBackend, machine: str) -> None:
     """Guards --cost paper*: each grid, rejected or not, has the time of the paper's model, and its terms."""
-    line = f"--gpus 256 --model 40b --machine {machine} --batch 1024 --cost {backend} --all --top 0 --format json"
+    line = f"--gpus 64 --model 40b --machine {machine} --batch 1024 --cost {backend} --all --top 0 --format json"
     found = good(line).document
-    assert len(found["configs"]) == len(factorizations(256))
+    assert len(found["configs"]) == len(factorizations(64))
     model, profile = load_model("40b").document, load_machine(machine).document
     for config in found["configs"]:
         assert sum(term["seconds"] for term in config["terms"]) == pytest.approx(config["communication_s"] or 0.0)
@@ -395,6 +398,7 @@ def test_an_interrupted_search_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
         raise KeyboardInterrupt
 
     settle = Loop._settle
+    monkeypatch.setattr(searches, "folder", None)
     monkeypatch.setattr(Loop, "_settle", interrupted)
     line = "--gpus 64 --model 20b --seq 1024"
     shown = run(line)

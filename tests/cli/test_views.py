@@ -20,6 +20,7 @@ from axonn_tune.specs.model import Model
 from tests.cli.running import good, run
 from tests.unit.specs.test_hugging_face import GLM
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
 COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
 TITAN = f"--from-command {COMMANDS / 'torchtitan-8b.sh'} --machine dgx-h100"
 CORE = f"--from-command {COMMANDS / 'gpt-one-line.sh'} --machine dgx-h100"

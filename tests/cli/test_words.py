@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.running import run
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DIAGNOSE, COMMANDS = FIXTURES / "diagnose", FIXTURES / "commands"
 CORE = "--machine dgx-h100 --framework megatron-core"
@@ -53,10 +54,10 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.parametrize("width", [100, 80])
+@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.nightly)])
 def test_default_outputs_have_words_that_people_know(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards what is printed without -v: no word of the table, odd ones explained, no heading hyphenated, and prose and
-    tables within the line; commands to copy stand on one line of any length."""
+    tables within the line, nightly of 100 columns too; commands to copy stand on one line of any length."""
     monkeypatch.setenv("COLUMNS", str(width))
     done = run(OUTPUTS[name])
     text = f"{done.out}\n{done.err}"
