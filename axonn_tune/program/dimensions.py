@@ -88,7 +88,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     for kind in kinds():
-        found += kind.constraints(model, framework)
+        found += kind.limits(model, framework)
     if workload.tuning is not None:
         found += _tuning_constraints(workload.tuning, framework)
     if "context" in framework.axes:

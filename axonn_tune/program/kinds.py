@@ -24,8 +24,9 @@ class LayerKind:
     """A layer type.
 
     place: among the others of a block. nodes: of a block, none of one without it. constraints: what must divide its
-    sizes, if a model has it. logged: elements that Megatron's log counts a token beyond those of its weights, of
-    sequences so long. sizes: a section of the model document, of one that mixes tokens in place of attention.
+    sizes, if a model has it; what mixes tokens has one over context if it exchanges something there. logged: elements
+    that Megatron's log counts a token beyond those of its weights, of sequences so long. sizes: a section of the model
+    document, of one that mixes tokens in place of attention.
     """
 
     place: int
@@ -33,3 +34,13 @@ class LayerKind:
     constraints: Constraints = lambda *_: ()
     logged: Callable[[Layer, float], float] = lambda *_: 0.0
     sizes: type[Mixer] | None = None
+
+    def limits(self, model: Model, framework: Framework) -> list[Constraint]:
+        """Its constraints; what mixes tokens and has none over context needs all tokens of a sequence on one rank."""
+        found, sizes = [*self.constraints(model, framework)], self.sizes
+        if sizes is None or "context" not in framework.axes or any("context" in one.axes for one in found):
+            return found
+        if any(isinstance(layer.mixer, sizes) for layer in model.types):
+            why = f"layers with {sizes.TITLE} need whole sequences, so no {framework.called('context')}"
+            found.append(Constraint(f"{sizes.SECTION}-by-context", why, 1, ("context",), both=True))
+        return found

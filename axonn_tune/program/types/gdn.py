@@ -201,7 +201,6 @@ def _logged(layer: Layer, _: float) -> float:
 
 _WHOLE = whole_heads(
     GatedDeltaNet,
-    "gated delta nets",
     {"delta-net key heads": "mixer.key_heads", "delta-net value heads": "mixer.value_heads"},
 )
 KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=GatedDeltaNet)

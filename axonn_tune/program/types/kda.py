@@ -121,7 +121,5 @@ def _logged(layer: Layer, _: float) -> float:
     return float(4 * one.width * one.head_dim + 3 * one.conv * one.width + gate)
 
 
-_WHOLE = whole_heads(
-    KimiDeltaAttention, "layers of Kimi delta attention", {"delta-attention heads": "mixer.heads"}, swaps=False
-)
+_WHOLE = whole_heads(KimiDeltaAttention, {"delta-attention heads": "mixer.heads"}, swaps=False)
 KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=KimiDeltaAttention)

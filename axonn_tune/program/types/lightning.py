@@ -57,7 +57,5 @@ def _logged(layer: Layer, _: float) -> float:
     return 2.0 * one.heads * one.head_dim**2 if isinstance(one := layer.mixer, LightningAttention) else 0.0
 
 
-_WHOLE = whole_heads(
-    LightningAttention, "layers of lightning attention", {"lightning heads": "mixer.heads"}, swaps=False
-)
+_WHOLE = whole_heads(LightningAttention, {"lightning heads": "mixer.heads"}, swaps=False)
 KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=LightningAttention)

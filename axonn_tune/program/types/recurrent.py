@@ -183,7 +183,7 @@ def recurrent_block(
     ]
 
 
-def whole_heads(mixer: type[Mixer], what: str, sizes: Mapping[str, str], *, swaps: bool = True) -> Constraints:
+def whole_heads(mixer: type[Mixer], sizes: Mapping[str, str], *, swaps: bool = True) -> Constraints:
     """Whole heads on each rank, with context parallelism behind its all-to-alls, where framework and layer have those.
 
     sizes: where a layer has its number of heads, by words for them.
@@ -197,9 +197,6 @@ def whole_heads(mixer: type[Mixer], what: str, sizes: Mapping[str, str], *, swap
             found.append(Constraint(f"{name}-by-x", words, value, ("x",)))
             if swapping:
                 found.append(Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context"))
-        if found and not swapping and "context" in framework.axes:
-            why = f"{what} need whole sequences, so no {framework.called('context')}"
-            found.append(Constraint("recurrence-by-context", why, 1, ("context",), both=True))
         return found
 
     return constraints

@@ -84,5 +84,5 @@ def _logged(layer: Layer, _: float) -> float:
     return float(layer.hidden * layer.mixer.conv) if isinstance(layer.mixer, ShortConvolution) else 0.0
 
 
-_WHOLE = whole_heads(ShortConvolution, "short convolutions", {"channels of convolutions": "hidden"}, swaps=False)
+_WHOLE = whole_heads(ShortConvolution, {"channels of convolutions": "hidden"}, swaps=False)
 KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=ShortConvolution)

@@ -103,9 +103,9 @@ def test_a_delta_net_swaps_tokens_for_heads(x: int) -> None:
         ("qwen3.5-9b", {"x": 32}, "delta-net key heads (16) is not divisible by TP = 32"),
         ("qwen3.5-9b", {"x": 4, "context": 8}, "delta-net key heads (16) is not divisible by TP·CP = 32"),
         ("qwen3.5-9b", {"x": 4, "context": 4}, ""),
-        ("qwen3.5-9b torchtitan", {"context": 2}, "gated delta nets need whole sequences, so no"),
-        ("kimi-linear-48b-a3b", {"context": 2}, "layers of Kimi delta attention need whole sequences, so no CP"),
-        ("lfm2-1.2b", {"context": 2}, "short convolutions need whole sequences, so no CP"),
+        ("qwen3.5-9b torchtitan", {"context": 2}, "layers with gated delta nets need whole sequences, so no"),
+        ("kimi-linear-48b-a3b", {"context": 2}, "layers with Kimi delta attention need whole sequences, so no CP"),
+        ("lfm2-1.2b", {"context": 2}, "layers with short convolutions need whole sequences, so no CP"),
     ],
 )
 def test_constraints(name: str, sizes: dict[str, int], said: str) -> None:

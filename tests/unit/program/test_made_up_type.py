@@ -106,12 +106,18 @@ def test_it_is_priced_by_every_framework_or_refused() -> None:
         f"xconv.{one}" for one in ("norm", "in", "conv", "out", "out")
     ]
     assert {*nodes.forward[0].alone} & {*MODULES} == {"layernorm"}
+    both = made_up(TEXT.replace("xconv: {attention: false,", "xconv: {norms: both, attention: false,"))
+    nodes = block_nodes(step.LayerInputs(both, count.ELEMENT_SIZES["bf16"], layer=both.types[0]))
+    assert nodes.forward[4].layer == "xconv.post_norm", "a norm behind it, too"
     with pytest.raises(UsageError, match="has no x-conv"):
         search(model, gpus=2, machine="dgx-h100", framework="axonn-tune").launch_config()
     grid, workload = Grid(x=8, data=2), Workload(global_batch=8, sequence_length=512)
     odd = made_up(TEXT.replace("channels: 384", "channels: 388"))
     said = broken_constraints(grid, odd, workload, find_framework("megatron-core"), micro_batch=1)
     assert said == ["x-conv channels (388) is not divisible by TP = 8"]
+    grid = Grid(context=2, data=2, order=("context", "data"))
+    said = broken_constraints(grid, model, workload, find_framework("megatron-core"), micro_batch=1)
+    assert said == ["layers with x-conv need whole sequences, so no CP"], "not for free, if it says nothing of it"
 
 
 @pytest.mark.usefixtures("found")
