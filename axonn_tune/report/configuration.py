@@ -80,15 +80,15 @@ class LayoutWords:
         return cls(framework, tuple(page_axes(framework, configs)))
 
     def sizes(self, config: Mapping[str, object]) -> str:
-        """`x 1 · y 1 · z 512 · data 2`, `TP 4 · GTP 1 · EP 8 · DP 16`."""
-        return " · ".join(f"{self.framework.called(axis)} {config.get(axis, 1)}" for axis in self.axes)
+        """`z 512 · data 2`, `TP 4 · EP 8 · DP 16`: sizes other than 1, which may be placeholders."""
+        wide = [axis for axis in self.axes if config.get(axis, 1) != 1]
+        return " · ".join(f"{self.framework.called(axis)} {config[axis]}" for axis in wide) or "1 GPU"
 
     def short(self, config: Json, *, launch: bool = False) -> str:
         """`#1: TP 8 · PP 4`, `#2 ≈°: TP 4 · PP 8` with the marks of a table, or `launch: TP 8 · PP 4`."""
         marks = TIED * is_tied(config) + OUTSIDE * bool(config.get("outside_evidence"))
         rank = "launch" if launch else f"#{config['rank']} {marks}".rstrip() if config["rank"] else config["precision"]
-        wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config.get(axis, 1) > 1]
-        return f"{rank}: {' · '.join(wide) or '1 GPU'}"
+        return f"{rank}: {self.sizes(config)}"
 
     def title(self, config: Json) -> str:
         """What a configuration is called above its details."""

@@ -56,17 +56,18 @@ def test_the_page_asks_for_nothing() -> None:
 
 
 def test_headlines_have_the_axes_of_experts(tmp_path: Path) -> None:
-    """Guards models with experts: headline, names of bars, table and commands say EP, ETP and the dispatcher."""
+    """Guards models with experts: headline, names of bars, table and commands say EP, ETP and the dispatcher; degrees
+    of 1 are left out."""
     asked = "--gpus 16 --model mixtral-8x7b --machine dgx-h200 --framework megatron-core --tp 2 --gtp 1 --pp 1 --cp 1"
     done = good(f"{asked} --ep 4 --etp 2 --micro-batch 1 --format json --html {tmp_path}/r.html")
     (first,) = done.document["configs"]
     (shown,) = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]
-    said = "TP 2 · GTP 1 · PP 1 · CP 1 · EP 4 · ETP 2 · DP 8"
+    said = "TP 2 · EP 4 · ETP 2 · DP 8"
     assert shown["verdict"][0].startswith(
         f"#1: {said}, micro-batch 1, recompute {first['recompute']}, dispatcher alltoall"
     )
     (panel,) = (block for block in shown["blocks"] if block["kind"] == "configurations")
-    assert panel["items"][0]["short"] == "#1: TP 2 · EP 4 · ETP 2 · DP 8"
+    assert panel["items"][0]["short"] == f"#1: {said}"
     assert "--ep {expert} --etp {expert_tensor}" in panel["commands"]["Explain it"]
     (table,) = (block for block in shown["blocks"] if block["kind"] == "table")
     assert {"EP", "ETP", "dispatcher"} <= {column["label"].replace("\u00ad", "") for column in table["columns"]}
