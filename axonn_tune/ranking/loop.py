@@ -278,7 +278,8 @@ class Loop:
             if not len(near := np.flatnonzero(least <= limit)):
                 continue
             kept = batch._replace(pool=pool.among(near), shape=batch.shape[near], placement=batch.placement[near])
-            level = _WHOLE if batch.problem.framework.step.splits_backward else _ANY
+            steps = self.problem.rank_by == "iteration"
+            level = _WHOLE if batch.problem.framework.step.splits_backward and not steps else _ANY
             for row, value in enumerate(least[near].tolist()):
                 self._push(value, Split(kept, row, None, level))
 
@@ -288,18 +289,21 @@ class Loop:
         from axonn_tune.ranking.splits import Staged, schedules_of
 
         self.counts["split"] += len(items)
-        several = dict[int, dict[int, list[int]]]()
+        several = dict[tuple[int, PipelineOrder], dict[int, list[int]]]()
         for at, (_, one) in enumerate(items):
-            kinds = len(one.batch.pool.pricer.program.blocks)
-            several.setdefault(kinds, {}).setdefault(id(one.batch), []).append(at)
-        for alike in several.values():
-            order = np.array([at for places in alike.values() for at in places])
-            pools = [items[places[0]][1].batch.pool for places in alike.values()]
-            rows = [np.array([items[at][1].row for at in places]) for places in alike.values()]
+            alike = len(one.batch.pool.pricer.program.blocks), one.batch.problem.framework.step.pipeline_order
+            several.setdefault(alike, {}).setdefault(id(one.batch), []).append(at)
+        for (_, passes), of_batch in several.items():
+            order = np.array([at for places in of_batch.values() for at in places])
+            problem = items[order[0]][1].batch.problem
+            pools = [items[places[0]][1].batch.pool for places in of_batch.values()]
+            rows = [np.array([items[at][1].row for at in places]) for places in of_batch.values()]
             staged = Staged.joined([pool.staged(own) for pool, own in zip(pools, rows, strict=True)])
             least = np.array([items[at][0] for at in order.tolist()])
             steps = self.problem.rank_by == "iteration"
-            for scheduled in schedules_of(self.problem, staged, searched=self.problem.splits and not self.variants):
+            # Where backward passes are split, the framework's own split of the layers is the only one.
+            searched = self.problem.splits and not self.variants and passes == "1f1b"
+            for scheduled in schedules_of(problem, staged, searched=searched):
                 own = scheduled.rows
                 values = np.maximum(least[own], scheduled.step_s) if steps else scheduled.exposed_s
                 for at, value in zip(order[own].tolist(), values.tolist(), strict=True):
@@ -377,9 +381,10 @@ class Loop:
     def _decide(self, bound_s: float, item: Split) -> None:
         """Take a split on to its whole schedule, where stages are interleaved, or to its price."""
         batch, row, parts, level = item
-        if (level == _SPLIT or batch.problem.framework.step.splits_backward) and not self._fits(item):
+        splits = batch.problem.framework.step.splits_backward
+        if (level == _SPLIT or splits) and not self._fits(item):
             return
-        if level == _SPLIT and self.problem.rank_by == "iteration":
+        if level == _SPLIT and self.problem.rank_by == "iteration" and not splits:
             self.counts["scheduled"] += 1
             least_s = self._scheduled_s(batch, row, parts)
             self._push(max(bound_s, least_s), item._replace(level=_WHOLE))

@@ -36,8 +36,9 @@ from axonn_tune.cost.pricer import StageSeconds
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.program.operations import Value
 from axonn_tune.program.step import Contents, Stage, chunks_of, contents_of
-from axonn_tune.ranking.bound import EXACT, parts_within
+from axonn_tune.ranking.bound import EXACT, contended, parts_within
 from axonn_tune.ranking.space import Problem
+from axonn_tune.vocabulary import FOLDED
 
 WORTH = 1e-3
 """Share of a step that a split must save to be taken instead of the framework's own."""
@@ -216,8 +217,8 @@ class _Schedule:
             forward_s, backward_s, last_s = share * forward_s, share * backward_s, share * last_s
             self._end_s = self._end_s + saved_s.sum(axis=-1) * np.minimum(self._m, stages)[..., None]
         self._forward_s, self._backward_s, self._last_s = forward_s, backward_s, last_s
-        self._contention = staged.contention
-        self._together = overlapped(problem.framework.schedule, chunks)
+        self._contention, self._order = staged.contention, problem.framework.step.pipeline_order
+        self._together = overlapped(problem.framework.schedule, chunks, self._order)
         computed_s = computed_s.sum(axis=-1)
         for at, stage in enumerate((0, -1)):
             computed_s[..., stage] += np.broadcast_to(paces.value("ends", 0, at), count)[:, None]
@@ -236,7 +237,31 @@ class _Schedule:
     @property
     def step_s(self) -> Floats:
         """Least steps by chains of the schedules, s."""
-        return self.contended(self._chains.step_s)
+        if self._order == "1f1b":
+            return self.contended(self._chains.step_s)
+        sent_s = self._sent_s if self._order not in FOLDED else self._sent_s - self._messages_s
+        computed_s, sent_s = self._computed_s.mean(axis=-1), sent_s.mean(axis=-1)
+        return contended(self._of_any_order_s(), computed_s, sent_s, contention=self._contention[:, None])
+
+    def _of_any_order_s(self) -> Floats:
+        """Least steps where backward passes are split, in any order, s.
+
+        Before its first operation a stage waits for the forward pass of a micro-batch through the stages before it,
+        whose chunk 0 are the first parts of the model, folded or not: T >= sum of F and sends before it + m W. Both
+        halves of a backward pass take no less than the whole one (`cost.pricer.Kind`), and waits for the host, which
+        may go with either pass, are left out of the forward pass on that way.
+        """
+        times, m, folded = self.times(), self._m[..., None], self._order in FOLDED
+        forward_s, backward_s, last_s = times.occupied()
+        sent_s, end_s = (0.0, 0.0) if folded else (times.send_s, times.end_s)
+        if folded:
+            # Chunk 1 of stage s is part 2p - 1 - s.
+            for passes_s in (forward_s, backward_s, last_s):
+                passes_s[..., 1] = passes_s[..., ::-1, 1].copy()
+        busy_s = m * forward_s.sum(-1) + (m - 1.0) * backward_s.sum(-1) + last_s.sum(-1)
+        to_next_s = np.maximum(self._forward_s[..., 0] - self._waited_s, 0.0) + sent_s
+        begun_s = np.cumsum(to_next_s, axis=-1) - to_next_s
+        return np.asarray((begun_s + busy_s + end_s).max(axis=-1))
 
     @cached_property
     def _chains(self) -> Chains:

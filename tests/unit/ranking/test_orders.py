@@ -3,6 +3,7 @@ refused by name."""
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ def _problem(**more: Any) -> Problem:
     return load_inputs(Request(**{**_SMALL, **more})).problem
 
 
-def test_search_takes_the_best_order_of_each_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate of each order priced, without bounds: the same step of each grid, and no bound above a price."""
-    asked: dict[str, Any] = {"batch": 16, "set": {"layers": 12}, "x": 1, "context": 1}
+_ASKED: dict[str, Any] = {"batch": 16, "set": {"layers": 12}, "x": 1, "context": 1}
+
+
+def _steps_by_bounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Steps of candidates whose backward passes are split, by the bounds at which they are decided."""
     decided, seen = Loop._decide, list[float]()
 
     def checked(self: Loop, bound_s: float, item: Split) -> None:
@@ -33,6 +36,22 @@ def test_search_takes_the_best_order_of_each_grid(monkeypatch: pytest.MonkeyPatc
             seen.append(self._own[key] / bound_s)
 
     monkeypatch.setattr(Loop, "_decide", checked)
+    return seen
+
+
+def test_bounds_of_split_passes_have_the_way_to_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZB1P of the bundled runtime: no bound is above a step, and they are 0.83 of it in the mean; m W / p is 0.75."""
+    seen = _steps_by_bounds(monkeypatch)
+    asked = {**_ASKED, "y": 1, "framework": "axonn-tune", "pipeline": True, "rank_by": "iteration"}
+    search(_problem(**asked, pipeline_schedule="zb1p"), top=1000)
+    assert len(seen) > 40
+    assert min(seen) >= 1.0 - 1e-9
+    assert fmean(1.0 / one for one in seen) > 0.8
+
+
+def test_search_takes_the_best_order_of_each_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate of each order priced, without bounds: the same step of each grid, and no bound above a price."""
+    asked, seen = _ASKED, _steps_by_bounds(monkeypatch)
     found = search(_problem(**asked), top=1000)
     best = dict[tuple[int, ...], float]()
     for order in ("1f1b", "zb1p", "zbv", "v-half", "v-min"):
