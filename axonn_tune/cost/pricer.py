@@ -23,7 +23,7 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import executed_flops, padded_alignment, symbol_values, table_alignment
-from axonn_tune.program.memory import KnownSizes, Memory, host_bytes, memory_limit_bytes, memory_plan, price_memory
+from axonn_tune.program.memory import During, KnownSizes, Memory, host_bytes, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import PLAIN, Collective, Sent
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.step import (
@@ -101,6 +101,16 @@ def _without_weight_gradients(program: StepProgram, workload: Workload) -> tuple
     return rest, _schedule(rest, workload)
 
 
+class Together(NamedTuple):
+    """Micro-batches of each chunk of a stage that hold activations together, whose weight gradients wait, and that are
+    in their last block's backward pass; and the kind of operation in which that is, where backward passes are split."""
+
+    whole: Sequence[float]
+    waiting: Sequence[float] = ()
+    ending: Sequence[float] = ()
+    kind: During = None
+
+
 class StageSeconds(NamedTuple):
     """The end of a stage's step, without waits for gradient buckets, and its computation and communication, s."""
 
@@ -163,7 +173,6 @@ class Pricer:
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
-        self._bytes: dict[tuple[Stage, tuple[Contents, ...], int], tuple[float, float]] = {}
 
     def _cut(self) -> None:
         """The layers of each model part, by the split of the layout."""
@@ -236,19 +245,23 @@ class Pricer:
         self,
         stage: Stage,
         contents: Sequence[Contents],
-        held: Sequence[float] = (),
+        held: Together | None = None,
         *,
         kept: float | None = None,
-        waiting: Sequence[float] = (),
     ) -> dict[str, float]:
         """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default;
-        waiting: those whose weight gradients wait."""
-        chunks = list(zip(map(as_runs, contents), held or [1.0] * len(contents), strict=True))
+        waiting: those whose weight gradients wait; ending: of these, those in their last block's backward pass."""
+        held = held or Together([1.0] * len(contents))
+        chunks = list(zip(map(as_runs, contents), held.whole, strict=True))
         values, again = self._symbols(stage, contents), float(self.repeated or 0.0)
         found = counted_blocks(self.program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
         found["held"] = sum(count * blocks_in(one) for one, (_, count) in zip(contents, chunks, strict=True))
-        if waiting:
-            found |= waiting_values(self.program, list(zip(map(as_runs, contents), waiting, strict=True)), again)
+        if held.waiting:
+            later = list(zip(map(as_runs, contents), held.waiting, strict=True))
+            symbols, last = waiting_values(self.program, later, held.ending, again)
+            found |= symbols
+            for of in {"", *last}:
+                found[f"held{of}"] = found[f"held{of}"] + (last[of] if of else sum(last.values()))
         return {name: float(value) for name, value in found.items()}
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
@@ -330,57 +343,53 @@ class Pricer:
 
         kept: that number, where other stages decide it.
         """
-        stage, contents = self.stages[number]
-        held, waiting = self._held(number) if len(self.stages) > 1 else ([1.0], [])
-        chunks = list(zip(map(as_runs, contents), held, strict=True))
-        values = self._counted(stage, contents, held, waiting=waiting)
         asked = self.layout.kept_layers if kept is None else kept
+        found = [self._settled(number, held, kept=asked) for held in self._held(number)]
+        least = min(float(memory.kept_layers) for _, memory in found)
+        if any(float(memory.kept_layers) > least for _, memory in found):
+            found = [self._settled(number, held, kept=least) for held in self._held(number)]
+        return max(found, key=lambda one: float(one[1].total_bytes))
+
+    def _settled(self, number: int, together: Together, *, kept: float | None) -> tuple[dict[str, float], Memory]:
+        """The same at one time."""
+        stage, contents = self.stages[number]
+        chunks = list(zip(map(as_runs, contents), together.whole, strict=True))
+        values = self._counted(stage, contents, together)
         memory = price_memory(
             self.program,
             values,
             limit_bytes=memory_limit_bytes(self.machine.accelerator),
             arithmetic=PLAIN,
-            kept_layers=None if asked is None else min(float(asked), values["L"]),
+            kept_layers=None if kept is None else min(float(kept), values["L"]),
             stage=stage,
             known=self.known,
+            during=together.kind,
         )
         found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
         return values | {name: float(count) for name, count in found.items()}, memory
 
-    def _held(self, number: int) -> tuple[list[float], list[float]]:
-        """Micro-batches of each chunk of a stage that hold activations, and whose weight gradients wait, where they
-        take most."""
+    def _held(self, number: int) -> list[Together]:
+        """Micro-batches of each chunk of a stage that hold activations at times at which it may hold most."""
+        (stage, contents), stages = self.stages[number], len(self.stages)
+        if stages == 1:
+            return [Together([1.0])]
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.program.pipeline import held_of_chunks
 
-        (stage, contents), stages = self.stages[number], len(self.stages)
         blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
         if self.order == "1f1b":
             more = int(self.options.expert_overlap and len(blocks) > 1)
             held = held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more)
-            return [*map(float, held)], []
+            return [Together([*map(float, held)])]
         # Imported here: most schedules split no backward pass, and start-up time is theirs.
-        from axonn_tune.program.schedules import most_held
+        from axonn_tune.program.schedules import stage_held
 
-        shape = {"stages": stages, "chunks": len(blocks), "micro_batches": batches}
-        each = [self._batch_bytes(stage, contents, chunk) for chunk in range(len(blocks))]
-        found = most_held(self.order, number, tuple(each), **shape)
-        return [*map(float, found.whole)], [*map(float, found.waiting)]
-
-    def _batch_bytes(self, stage: Stage, contents: tuple[Contents, ...], chunk: int) -> tuple[float, float]:
-        """What a micro-batch of a chunk holds of saved activations, and until its weight gradients are there, bytes."""
-        key = stage, contents, chunk
-        if key not in self._bytes:
-            sizes = [size for _, size in memory_plan(self.program, stage).saved]
-            one = [float(number == chunk) for number in range(len(contents))]
-            none = [0.0] * len(contents)
-            each = [
-                self._counted(stage, contents, held, waiting=later)
-                for held, later in ((none, none), (one, none), (none, one))
-            ]
-            nothing, whole, waiting = (sum(float(size.evaluate(values)) for size in sizes) for values in each)
-            self._bytes[key] = whole - nothing, waiting - nothing
-        return self._bytes[key]
+        every = stage_held(self.order, number, stages=stages, chunks=len(blocks), micro_batches=batches)
+        return [
+            Together([*map(float, one.whole)], [*map(float, one.waiting)], [*map(float, one.ending)], one.kind)
+            for one in every
+            if one.kind != "F" or stage.last
+        ]
 
     @cached_property
     def settled(self) -> list[tuple[dict[str, float], Memory]]:

@@ -7,7 +7,7 @@ blocks in flight are alive. Persistent state and communication buffers add to it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import chain
@@ -42,6 +42,9 @@ from axonn_tune.units import GIB
 _PARAMETERS, _VECTORS, _EXPERTS = map(symbol, ("parameters", "vectors", "expert_parameters"))
 
 Items: TypeAlias = tuple[tuple[str, Value], ...]
+
+During: TypeAlias = Literal["F", "B", "I", "W"] | None
+"""Kind of operation of a pipeline whose backward passes are split; None: of one where they are whole."""
 
 Held: TypeAlias = tuple[tuple[str, Size], ...]
 """Sizes by kind of array."""
@@ -294,23 +297,27 @@ class KnownSizes:
 
 
 @lru_cache(maxsize=256)
-def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
-    """Sizes of one stage of a program; one in the middle of a pipeline has two neighbours to exchange messages with."""
+def memory_plan(program: StepProgram, stage: Stage = ONLY, during: During = None) -> MemoryPlan:
+    """Sizes of one stage of a program; one in the middle of a pipeline has two neighbours to exchange messages with.
+
+    during: the operation at a possible peak, where backward passes are split.
+    """
     messages = list[tuple[str, Size]]()
     if stage != ONLY:
         neighbours = 1.0 if stage.first or stage.last else 2.0
         messages = [("messages between stages", neighbours * MESSAGES * program.send(scattered=False).size_bytes)]
     saved = [one for block in program.blocks for one in _saved(block)]
-    if program.given.options.splits_backward and stage != ONLY:
+    given = program.given
+    if during is not None:
         # Imported here: most searches split no backward pass, and start-up time is theirs.
         from axonn_tune.program.split import waiting_arrays
 
         saved += waiting_arrays(program, last=stage.last)
-    given = program.given
     # LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient.
     operations, last = program.head.operations, program.blocks[-1]
     gathers = (*_sizes(given, operations, "weight"), *_backward_gathers(last)[:1])
     points = temporaries(operations, first=(given.stream("last output", "residual stream"),))
+    blocks = [block for block in program.blocks if block.backward.operations]
     head = Peak(points, (gathers,), (gathers,), (_sizes(given, operations, "weight_gradient"),))
     return MemoryPlan(
         given=given,
@@ -318,9 +325,9 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
         persistent=(*persistent_items(given), *_quantized_weights(program), *_expert_buffers(program), *messages),
         saved=tuple(saved),
         peaks=(
-            *([head] if stage.last else []),
-            *(_backward_peak(program, one, last=stage.last) for one in program.blocks if one.backward.operations),
-            *_update_peak(given, saved),
+            *([head] if stage.last and during in (None, "F") else []),
+            *(peak(program, one, last=stage.last) for one in blocks for peak in _PEAKS[during]),
+            *(_update_peak(given, saved) if during in (None, "I") else []),
         ),
     )
 
@@ -425,10 +432,48 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
 
 
 @lru_cache(maxsize=512)
+def _input_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
+    """A block's backward pass whose weight gradients wait.
+
+    It is that of the last block of its chunk, of which nothing counts as waiting yet; so is nothing of the LM head's
+    weight gradient, of as many micro-batches.
+    """
+    # Imported here: most searches split no backward pass, and start-up time is theirs.
+    from axonn_tune.program.split import OPERANDS, head_waits, kept_bytes, without_frees
+
+    operations, element = block.backward.operations, float(block.given.element)
+    gradient, saved = residual_gradient("residual gradient", block.given), saved_arrays(block)
+    points = temporaries(without_frees(operations, (gradient, *saved), element), first=(gradient,), saved=saved)
+    head = kept_bytes(program.head.operations, element) if last and head_waits(program) else []
+    whole = _backward_peak(program, block, last=last)
+    return replace(whole, points=points, reductions=((),), freed=tuple((OPERANDS, size) for size in head))
+
+
+def _weight_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
+    """Weight gradients that follow a backward pass at once, of which the last block's operands wait by then, too."""
+    from axonn_tune.program.split import OPERANDS, kept_bytes
+
+    operands = kept_bytes(block.backward.operations, float(block.given.element))
+    arrays = [Array("", f"saved {one.kind}", -1.0 * one.size_bytes) for one in saved_arrays(block)]
+    arrays += [Array("", OPERANDS, size) for size in operands]
+    freed = tuple((kind, count * size) for (kind, size), count in _by_kind(arrays).items())
+    return Peak(((),), ((),), ((),), _backward_peak(program, block, last=last).reductions, freed)
+
+
+@lru_cache(maxsize=512)
 def _backward_points(block: Block) -> tuple[Held, ...]:
     """Temporaries of a block's backward pass."""
     gradient = residual_gradient("residual gradient", block.given)
     return temporaries(block.backward.operations, first=(gradient,), saved=saved_arrays(block))
+
+
+_PEAKS: dict[During, tuple[Callable[..., Peak], ...]] = {
+    None: (_backward_peak,),
+    "B": (_backward_peak,),
+    "I": (_input_peak, _weight_peak),
+    **dict.fromkeys(("F", "W"), ()),
+}
+"""Of each block, by the kind of operation."""
 
 
 def _freed(program: StepProgram) -> Held:
@@ -500,13 +545,15 @@ def price_memory(
     kept_layers: Value | None = None,
     stage: Stage = ONLY,
     known: KnownSizes | None = None,
+    during: During = None,
 ) -> Memory:
     """Memory with as many layers not resharded as fit (or with just `kept_layers`).
 
-    values: with `held`, the blocks whose saved activations are alive together; known: of other stages. A candidate
-    that does not fit even that reshards all has `total_bytes` above `limit_bytes` and keeps none.
+    values: with `held`, the blocks whose saved activations are alive together; known: of other stages; during: as of
+    `memory_plan`. A candidate that does not fit even that reshards all has `total_bytes` above `limit_bytes` and keeps
+    none.
     """
-    plan = memory_plan(program, stage)
+    plan = memory_plan(program, stage, during)
     if "longest" in values:
         values = {**values, "S": values["longest"]}
     needed = _gathers(plan.given, values, arithmetic=arithmetic)

@@ -17,16 +17,18 @@ stage s is model part s, chunk 1 is part 2p - 1 - s, so the first stage has both
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from axonn_tune.program.pipeline import Operation, check_shape, forward_sequence, stage_order
+from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
+Integers: TypeAlias = NDArray[np.int64]
 Order: TypeAlias = tuple[Operation, ...]
 """Operations of one stage."""
 
@@ -283,34 +285,66 @@ class _Packed:
 
 @dataclass(frozen=True)
 class Held:
-    """Micro-batches of each chunk of a stage that hold saved activations, and of those that wait for their W alone."""
+    """Micro-batches of each chunk of a stage that hold saved activations, and of those that wait for their W alone.
 
+    kind: of the operation in which that is. ending: 1 for a chunk whose I is in its last block: of its micro-batch,
+    which counts as waiting, that block is whole.
+    """
+
+    kind: Kind
     whole: tuple[int, ...]
     waiting: tuple[int, ...]
+    ending: tuple[int, ...]
 
 
 def held_at_most(order: Order, *, chunks: int) -> tuple[Held, ...]:
-    """What a stage holds together at any time, without what is no more than at another time.
+    """What a stage holds together, by kind of operation, without what is no more than at another time.
 
-    Activations are there from F on; I leaves what W needs, which goes with it; B leaves nothing.
+    Activations are there from F on; I leaves what W needs, block by block, which goes with it; B leaves nothing. I
+    holds most in its first block or in its last one. Of F those of the last chunk are listed, which has the LM head.
     """
-    whole, waiting, found = [0] * chunks, [0] * chunks, list[Held]()
+    whole, waiting, none, found = [0] * chunks, [0] * chunks, (0,) * chunks, list[Held]()
     for kind, chunk, _ in order:
+        if kind in ("I", "B"):
+            found.append(Held(kind, tuple(whole), tuple(waiting), none))
         whole[chunk] += {"F": 1, "I": -1, "B": -1, "W": 0}[kind]
         waiting[chunk] += {"I": 1, "W": -1}.get(kind, 0)
-        found.append(Held(tuple(whole), tuple(waiting)))
-
+        if kind == "I":
+            ending = tuple(int(one == chunk) for one in range(chunks))
+            found.append(Held(kind, tuple(whole), tuple(waiting), ending))
+        elif kind == "F" and chunk == chunks - 1:
+            found.append(Held(kind, tuple(whole), tuple(waiting), none))
     return undominated(found)
 
 
 def undominated(several: Iterable[Held]) -> tuple[Held, ...]:
-    """Without those that hold no more of anything than another one."""
-    found = np.unique([[*one.whole, *one.waiting] for one in several], axis=0)
-    # Each one is no more than itself.
-    least = [one for one in found if (found >= one).all(axis=1).sum() == 1]
-    return tuple(
-        Held(tuple(one[: len(one) // 2]), tuple(one[len(one) // 2 :])) for one in map(np.ndarray.tolist, least)
-    )
+    """Of each kind without those that hold no more than another one, whatever a chunk's blocks hold."""
+    by_kind = dict[Kind, set[tuple[tuple[int, ...], ...]]]()
+    for one in several:
+        by_kind.setdefault(one.kind, set()).add((one.whole, one.waiting, one.ending))
+    found = list[Held]()
+    for kind, states in by_kind.items():
+        listed = sorted(states)
+        whole, waiting, ending = np.array(listed).swapaxes(0, 1)
+        # As if a chunk had two blocks: any other number compares alike.
+        held = np.concatenate([2 * whole + ending, 2 * waiting - ending], axis=1)
+        # Each one is no more than itself.
+        most = np.flatnonzero((held[:, None] <= held).all(axis=2).sum(axis=1) == 1)
+        found += [Held(kind, *listed[at]) for at in most[_corners(held[most])]]
+    return tuple(found)
+
+
+def _corners(points: Integers) -> list[int]:
+    """Points without those between two others: bytes are linear in what is held, so one of these has no less."""
+    found = list[int]()
+    for number, point in enumerate(points):
+        while len(found) > 1:
+            before, after = points[found[-1]] - points[found[-2]], point - points[found[-1]]
+            if (before @ after) ** 2 != (before @ before) * (after @ after) or before @ after <= 0:
+                break
+            found.pop()
+        found.append(number)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -320,22 +354,3 @@ def stage_held(
     """The same of a stage of a schedule."""
     order = schedule_orders(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches)[stage]
     return held_at_most(order, chunks=chunks)
-
-
-def most_held(
-    schedule: PipelineOrder,
-    stage: int,
-    batch_bytes: Sequence[tuple[float, float]],
-    *,
-    stages: int,
-    chunks: int,
-    micro_batches: int,
-) -> Held:
-    """What a stage holds when that is most; batch_bytes: of a micro-batch of each chunk, whole and waiting."""
-
-    def total_bytes(one: Held) -> float:
-        counts = zip(one.whole, one.waiting, batch_bytes, strict=True)
-        return sum(whole * of_whole + waiting * of_waiting for whole, waiting, (of_whole, of_waiting) in counts)
-
-    every = stage_held(schedule, stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
-    return max(every, key=total_bytes)

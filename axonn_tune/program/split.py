@@ -8,12 +8,14 @@ primus/backends/megatron/core/extensions/zbpp_gemm.py, and torch/distributed/pip
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from axonn_tune.program.operations import Collective, Kernel, MatMul, Operation, Size, symbol
+from axonn_tune.program.operations import Array, Collective, Kernel, MatMul, Operation, Size, symbol
 from axonn_tune.program.step import Section, StepProgram
+
+OPERANDS = "saved operands of weight gradients"
 
 
 def waits(step: Operation) -> bool:
@@ -47,14 +49,48 @@ def head_waits(program: StepProgram) -> bool:
 
 def kept_bytes(operations: Iterable[Operation], element: float) -> list[Size]:
     """Operands of the weight gradients of some operations; element: bytes of one."""
-    gemms = [step for step in operations if isinstance(step, MatMul) and waits(step)]
-    sizes = [(step.m * step.k, step.n * step.k, step.calls * step.groups) for step in gemms]
-    return [element * operand * times for one, two, times in sizes for operand in (one, two)]
+    return [size for step in operations if waits(step) for size in _operands(step, element)]
+
+
+def _operands(step: Operation, element: float) -> list[Size]:
+    if not isinstance(step, MatMul):
+        return []
+    return [element * operand * step.calls * step.groups for operand in (step.m * step.k, step.n * step.k)]
+
+
+def without_frees(operations: Sequence[Operation], saved: Iterable[Array], element: float) -> Iterator[Operation]:
+    """Operations of a backward pass whose weight gradients wait, with both operands of each staying where they are.
+
+    saved: arrays that are there before. An operand that its weight gradient does not free is known by its size alone:
+    in place of the next array of that size to be freed, as much stays; or at the end, as of an output gradient that the
+    block before goes on with.
+    """
+    sizes, left, count = {array.name: array.size_bytes for array in saved}, list[Size](), 0
+    for number, step in enumerate(operations):
+        sizes |= {array.name: array.size_bytes for array in step.makes}
+        freed = [sizes[name] for name in step.frees if name in sizes]
+        if waits(step):
+            operands = _operands(step, element)
+            for size in freed[: len(operands)]:
+                operands.remove(size if size in operands else operands[-1])
+            left += operands
+            stay = list[Size]()
+        else:
+            yield step
+            stay = [size for size in freed if size in left]
+            stay = [size for at, size in enumerate(stay) if stay[:at].count(size) < left.count(size)]
+            for size in stay:
+                left.remove(size)
+        stay += left if number == len(operations) - 1 else []
+        if stay:
+            made = tuple(Array(f"operand {count + one}", OPERANDS, size) for one, size in enumerate(stay))
+            count += len(made)
+            yield replace(step, makes=made, frees=())
 
 
 def waiting_arrays(program: StepProgram, *, last: bool) -> tuple[tuple[str, Size], ...]:
     """What weight gradients of a stage keep while they wait (`step.waiting_values`); last: it has the LM head."""
-    name, element = "saved operands of weight gradients", float(program.given.element)
+    element = float(program.given.element)
     found = [
         symbol(f"waiting{block.given.counted}") * size
         for block in program.blocks
@@ -65,4 +101,4 @@ def waiting_arrays(program: StepProgram, *, last: bool) -> tuple[tuple[str, Size
         if last and head_waits(program)
         else []
     )
-    return tuple((name, size) for size in found)
+    return tuple((OPERANDS, size) for size in found)

@@ -391,15 +391,21 @@ def blocks_by_kind(
     return found
 
 
-def waiting_values(program: StepProgram, waiting: Chunks, repeated: Value) -> dict[str, Value]:
-    """Symbols of weight gradients that wait: blocks of each kind, and micro-batches of the chunk with the LM head.
+def waiting_values(
+    program: StepProgram, waiting: Chunks, ending: Sequence[float], repeated: Value
+) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Symbols of weight gradients that wait: blocks of each kind, and micro-batches of the chunk with the LM head. And
+    by kind the blocks in which the backward pass of a chunk ends, which are whole and none of these.
 
-    waiting: blocks of each chunk of a stage, and micro-batches whose weight gradients wait; repeated: as of
-    `blocks_by_kind`.
+    waiting: blocks of each chunk of a stage, and micro-batches whose weight gradients wait; ending: of these, those
+    that end; repeated: as of `blocks_by_kind`.
     """
     counted = blocks_by_kind(program, waiting, repeated=repeated, arithmetic=PLAIN)
-    found = {f"waiting{of}": counted[f"held{of}"] for of in (block.given.counted for block in program.blocks)}
-    return found | {"waiting_head": waiting[-1][1]}
+    firsts = [(((runs[0][0], 1.0),) if runs else (), count) for (runs, _), count in zip(waiting, ending, strict=True)]
+    last = blocks_by_kind(program, firsts, repeated=repeated, arithmetic=PLAIN)
+    kinds = [block.given.counted for block in program.blocks]
+    found = {f"waiting{of}": counted[f"held{of}"] - last[f"held{of}"] for of in kinds}
+    return found | {"waiting_head": waiting[-1][1] - ending[-1]}, {of: last[f"held{of}"] for of in kinds}
 
 
 def kept_by_kind(

@@ -291,6 +291,7 @@ def _fit_stages(
             kept_layers=kept,
             stage=one.stage,
             known=shapes.known,
+            during=one.during,
         )
 
     alone = [priced(one, values, asked) for one, values in stages]

@@ -18,7 +18,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, divisors
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MICRO_BATCH, dimensions, loss_chunks
-from axonn_tune.program.memory import KnownSizes
+from axonn_tune.program.memory import During, KnownSizes
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
 from axonn_tune.program.step import (
     FIRST,
@@ -34,27 +34,32 @@ from axonn_tune.program.step import (
 from axonn_tune.ranking.space import Grids, Problem
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
-InFlight: TypeAlias = tuple[tuple[Contents, int, int], ...]
+InFlight: TypeAlias = tuple[tuple[Contents, int, int, int], ...]
 """Blocks of each chunk of a stage, of how many micro-batches it holds activations when the stage holds most, and for
-how many its weight gradients wait then."""
+how many its weight gradients wait then; and 1 where one of these is in the backward pass of its last block."""
 
 
 @dataclass(frozen=True)
 class StageRows:
     """One stage of every shape with several: its place, and by number of a shape of a pipeline what is in it.
 
-    which: that number of each shape; types: number of layer types.
+    which: that number of each shape; types: number of layer types; during: the kind of operation in which a stage holds
+    that, where backward passes are split; source: rows that these are some of.
     """
 
     stage: Stage
     chunks: tuple[InFlight, ...]
     which: Integers
     types: int
+    during: During = None
+    source: StageRows | None = None
 
     @cached_property
     def waiting(self) -> StageRows:
         """The same with what waits in the place of what holds activations."""
-        chunks = tuple(tuple((contents, later, 0) for contents, _, later in one) for one in self.chunks)
+        chunks = tuple(
+            tuple((contents, later, 0, -ending) for contents, _, later, ending in one) for one in self.chunks
+        )
         return StageRows(self.stage, chunks, self.which, self.types)
 
     @cached_property
@@ -67,25 +72,40 @@ class StageRows:
         """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, how many with
         activations held together, and how many others the chunk has that has fewest of them, `[shapes of pipelines, k,
         layer types]`."""
+        if self.source is not None:
+            return self.source._first
         width = int(self.most.max(initial=0)) + 1
         each = [_first_of(chunks, width, self.types) for chunks in self.chunks]
         blocks, together, others = np.array(each).reshape(-1, 3, width, self.types).swapaxes(0, 1)
         return blocks, together, others
 
+    @cached_property
+    def _sums(self) -> Floats:
+        """Blocks of all layer types, and those with activations held together, `[2, shapes of pipelines]`."""
+        each = [
+            [(blocks_in(one), held * blocks_in(one) + (ending if one else 0)) for one, held, _, ending in chunks]
+            for chunks in self.chunks
+        ]
+        return np.array([[sum(column) for column in zip(*pairs, strict=True)] for pairs in each], dtype=float).T
+
     def taken(self, rows: Integers) -> StageRows:
         """Of some shapes, with what is known of the contents."""
-        found = replace(self, which=self.which[rows])
-        vars(found).update({"most": self.most, "_first": self._first})
+        found = replace(self, which=self.which[rows], source=self.source or self)
+        vars(found).update({"most": self.most, "_sums": self._sums})
         if "waiting" in vars(self):
             vars(found)["waiting"] = self.waiting.taken(rows)
         return found
 
     def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
         """Blocks of each layer type: all, or only those that are among the first `repeated` of their chunk."""
+        if repeated is None and self.types == 1:
+            return (self._sums[0][self.which],)
         return self._taken(self._first[0], repeated)
 
     def held(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
         """The same of blocks whose activations are held together."""
+        if repeated is None and self.types == 1:
+            return (self._sums[1][self.which],)
         return self._taken(self._first[1], repeated)
 
     def _taken(self, table: Floats, repeated: Integers | None) -> tuple[Floats, ...]:
@@ -99,7 +119,8 @@ class StageRows:
         if program.given.options.splits_backward:
             later = self.waiting._kinds(program, repeated)
             found |= {name.replace("held", "waiting"): value for name, value in later.items() if "held" in name}
-            found["waiting_head"] = np.array([float(chunks[-1][2]) for chunks in self.chunks])[self.which]
+            heads = [float(later - ending) for *_, (_, _, later, ending) in self.chunks]
+            found["waiting_head"] = np.array(heads)[self.which]
         return found
 
     def _kinds(self, program: StepProgram, repeated: Integers | None) -> dict[str, Value]:
@@ -197,19 +218,22 @@ class Shapes:
 
         problem, types = self.problem, len(self.problem.model.types)
         stages, chunks = self.stages[self.piped], self.chunks[self.piped]
-        listed = list[dict[Stage, list[InFlight]]]()
+        listed = list[dict[tuple[Stage, During], list[InFlight]]]()
         for row in first.tolist():
             count = int(stages[row])
             split = parts_of(problem, count, int(chunks[row]), problem.parts)
             parts = contents_of(problem.model, split, problem.mtp_part)
             listed.append(_ordered_stages(parts, count, int(batches[row]), order))
         found = list[StageRows]()
-        for stage in dict.fromkeys(one for each in listed for one in each):
+        for stage, during in dict.fromkeys(one for each in listed for one in each):
             # Where there are fewer, or none of these stages, others again.
-            each = [one.get(stage) or next(iter(one.values())) for one in listed]
+            each = [
+                one.get((stage, during)) or next(held for (_, kind), held in one.items() if kind == during)
+                for one in listed
+            ]
             wide = max(map(len, each))
             columns = zip(*((*one, *one[-1:] * wide)[:wide] for one in each), strict=True)
-            found += [StageRows(stage, column, which, types) for column in columns]
+            found += [StageRows(stage, column, which, types, during) for column in columns]
         return tuple(found)
 
     @cached_property
@@ -446,7 +470,7 @@ def _stage_chunks(
 
     def chunks_of(stage: int) -> InFlight:
         held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
-        return tuple((one, batches, 0) for one, batches in zip(each[stage], held, strict=True))
+        return tuple((one, batches, 0, 0) for one, batches in zip(each[stage], held, strict=True))
 
     return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
 
@@ -457,8 +481,10 @@ def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
     blocks, together, others = found = np.zeros((3, width, types))
     others += np.inf
     alike = dict[Contents, list[int]]()
-    for contents, held, _ in chunks:
+    for contents, held, _, ending in chunks:
         alike.setdefault(contents, []).append(held)
+        if contents:
+            together[1:, contents[0][0]] += ending
     for contents, each in alike.items():
         of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
         first = np.zeros((width, types))
@@ -473,16 +499,20 @@ def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
 @lru_cache(maxsize=4096)
 def _ordered_stages(
     parts: tuple[Contents, ...], stages: int, micro_batches: int, order: PipelineOrder
-) -> dict[Stage, list[InFlight]]:
-    """What stages hold at most in an order of passes, by their places: of alike ones what none holds more of."""
+) -> dict[tuple[Stage, During], list[InFlight]]:
+    """What stages hold at most in an order of passes, by their places and the kind of operation: of alike ones what
+    none holds more of."""
     # Imported here: most searches split no backward pass, and start-up time is theirs.
     from axonn_tune.program.schedules import stage_held, undominated
 
-    found = dict[Stage, list[InFlight]]()
+    found = dict[tuple[Stage, During], list[InFlight]]()
     for (stage, contents), numbers in stages_alike(parts, stages, order).items():
         shape = {"stages": stages, "chunks": len(contents), "micro_batches": micro_batches}
         every = undominated(one for number in numbers for one in stage_held(order, number, **shape))
-        found.setdefault(stage, []).extend(tuple(zip(contents, one.whole, one.waiting, strict=True)) for one in every)
+        for one in every:
+            if one.kind != "F" or stage.last:
+                chunks = tuple(zip(contents, one.whole, one.waiting, one.ending, strict=True))
+                found.setdefault((stage, one.kind), []).append(chunks)
     return found
 
 

@@ -140,7 +140,7 @@ def test_memory_of_split_backward_passes(model: str, split: tuple[int, ...], rec
     launch = axonn_tune.search(model, machine="dgx-h100", **given).launch_config()
     assert launch.pipeline_order == "zb1p"
     _, peak_bytes = dry_run(launch)
-    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN_SMALL)
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,11 @@ def test_operands_wait_for_weight_gradients() -> None:
 
 
 def test_memory_of_stages_follows_their_schedules() -> None:
-    """Of ZB1P the first stage has what 1F1B has and later ones more; V-half and V-min have less than ZBV, whose first
-    stage has both ends of the model."""
+    """Of ZB1P the first stage has what 1F1B has, but for operands that stay during a block's backward pass, and later
+    ones more; V-half and V-min have less than ZBV, whose first stage has both ends of the model."""
     plain, zero = _priced("1f1b"), _priced("zb1p")
     first, last = ([float(one.stages[at].memory.total_bytes) for one in (plain, zero)] for at in (0, -1))
-    assert first[0] == first[1]
+    assert first[0] < first[1] < 1.01 * first[0]
     assert last[1] > 1.5 * last[0]
     folded = [float(_priced(one, 2).stages[4].memory.total_bytes) for one in ("zbv", "v-half", "v-min")]  # type: ignore[arg-type]
     assert folded == sorted(folded, reverse=True)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from axonn_tune.program.pipeline import Operation
-from axonn_tune.program.schedules import held_at_most, part_of, schedule_orders
+from axonn_tune.program.schedules import Held, held_at_most, part_of, schedule_orders, undominated
 from axonn_tune.vocabulary import FOLDED, PIPELINE_ORDERS, PipelineOrder
 
 _SHAPES = [(2, 4), (3, 7), (4, 8), (6, 12), (8, 32)]
@@ -95,5 +95,21 @@ def test_whole_backward_passes_leave_nothing_waiting() -> None:
     """1F1B by the same function: as many chunks as its warm-up."""
     order = schedule_orders("1f1b", stages=4, chunks=1, micro_batches=8)[0]
     assert order[:4] == tuple(Operation("F", 0, batch) for batch in range(4))
-    (held,) = held_at_most(order, chunks=1)
-    assert (held.whole, held.waiting) == ((4,), (0,))
+    forward, backward = held_at_most(order, chunks=1)
+    assert [(one.kind, one.whole, one.waiting) for one in (forward, backward)] == [("F", (4,), (0,)), ("B", (4,), (0,))]
+
+
+def test_backward_passes_hold_most_in_their_first_or_last_block() -> None:
+    """ZB1P on the last of 4 stages: 1 micro-batch whole and 3 waiting as an I begins, 4 waiting but for a block as it
+    ends; the LM head comes before that."""
+    order = schedule_orders("zb1p", stages=4, chunks=1, micro_batches=8)[3]
+    held = {(one.kind, one.whole, one.waiting, one.ending) for one in held_at_most(order, chunks=1)}
+    assert held == {("F", (1,), (3,), (0,)), ("I", (1,), (3,), (0,)), ("I", (0,), (4,), (1,))}
+
+
+def test_what_lies_between_two_states_is_not_listed() -> None:
+    """Of micro-batches of which each waits in the place of one that is whole, the first and the last state alone."""
+    several = [Held("I", (4 - waiting,), (waiting,), (0,)) for waiting in range(4)]
+    assert undominated(several) == (several[3], several[0])
+    bent = Held("I", (3,), (2,), (0,))
+    assert set(undominated([*several, bent])) == {several[0], bent, several[3]}
