@@ -9,8 +9,7 @@ send delays only the receiver.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -28,6 +27,7 @@ from axonn_tune.program.pipeline import (
     Count,
     Integers,
     Kind,
+    Operation,
     check_shape,
     forward_sequence,
     group_size,
@@ -525,24 +525,46 @@ def _ordered_program(order: PipelineOrder, stages: int, chunks: int, micro_batch
     """All operations of a schedule that splits the backward pass, each after those that it waits for; and the last one
     of each stage from the end."""
     orders = schedule_orders(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
-    done, columns, last = dict[tuple[str, int, int], int](), list[tuple[int, int, int]](), [-1] * stages
-    left, parts, count = [deque(each) for each in orders], stages * chunks, sum(map(len, orders))
+    # Where F of each part and micro-batch is, then I or B, and what no other operation waits for.
+    size, columns, last = stages * chunks * micro_batches, list[tuple[int, int, int]](), [-1] * stages
+    done = [-1] * (2 * size + 1)
+    left = [iter(_waits(order, stage, each, stages, chunks, micro_batches)) for stage, each in enumerate(orders)]
+    heads, count = [next(each, None) for each in left], sum(map(len, orders))
     while len(columns) < count:
         for stage, each in enumerate(left):
-            while each:
-                kind, chunk, batch = each[0]
-                part, at = part_of(order, stage, chunk, stages=stages), len(columns)
-                needed = {"F": ("F", part - 1, batch), "W": ("I", part, batch)}.get(kind, ("I", part + 1, batch))
-                source = done.get(needed, last[stage]) if 0 <= needed[1] < parts else last[stage]
-                if needed not in done and 0 <= needed[1] < parts:
+            head, before = heads[stage], last[stage]
+            while head is not None:
+                needed, own, cost = head
+                source = before if needed is None else done[needed]
+                if needed is not None and source < 0:
                     break
-                each.popleft()
+                at = len(columns)
                 # A message of another stage, or what was done on this one.
-                number = {"F": 0, "B": 1, "I": 3, "W": 4}[kind] + (kind in "BW" and batch == micro_batches - 1)
-                columns.append((last[stage] - at, source - at, (number * stages + stage) * chunks + chunk))
-                done[kind if kind != "B" else "I", part, batch] = last[stage] = at
-    before, sender, cost = np.array(columns, dtype=np.int64).T
-    return _Program(before, sender, cost), np.array(last) - count
+                columns.append((before - at, source - at, cost))
+                done[own] = before = at
+                head = next(each, None)
+            heads[stage], last[stage] = head, before
+    befores, senders, costs = np.array(columns, dtype=np.int64).T
+    return _Program(befores, senders, costs), np.array(last) - count
+
+
+def _waits(
+    order: PipelineOrder, stage: int, operations: Sequence[Operation], stages: int, chunks: int, micro_batches: int
+) -> Iterator[tuple[int | None, int, int]]:
+    """Of each operation of a stage the one that it waits for, if any, and its own place, as of `_ordered_program`; and
+    the index of its duration."""
+    parts = [part_of(order, stage, chunk, stages=stages) for chunk in range(chunks)]
+    size, last = stages * chunks * micro_batches, micro_batches - 1
+    for kind, chunk, batch in operations:
+        own, cost = parts[chunk] * micro_batches + batch, stage * chunks + chunk
+        if kind == "F":
+            yield own - micro_batches if parts[chunk] else None, own, cost
+        elif kind == "W":
+            yield size + own, 2 * size, (4 + (batch == last)) * stages * chunks + cost
+        else:
+            needed = size + own + micro_batches if parts[chunk] + 1 < stages * chunks else None
+            number = 3 if kind == "I" else 1 + (batch == last)
+            yield needed, size + own, number * stages * chunks + cost
 
 
 class Chains(NamedTuple):

@@ -65,7 +65,8 @@ class StageRows:
     @cached_property
     def most(self) -> Integers:
         """Blocks of its largest chunk."""
-        return np.array([max(blocks_in(one) for one, *_ in chunks) for chunks in self.chunks], dtype=np.int64)
+        # Most chunks are alike.
+        return np.array([max(map(blocks_in, {one for one, *_ in chunks})) for chunks in self.chunks], dtype=np.int64)
 
     @cached_property
     def _first(self) -> tuple[Floats, Floats, Floats]:
