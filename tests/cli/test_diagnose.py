@@ -271,7 +271,7 @@ def test_a_log_with_experts_is_priced_as_its_script(
         assert (failed.code, "experts (8) is not divisible by EP = 16" in failed.err) == (2, True)
 
 
-@pytest.mark.parametrize("prints", [True, False])
+@pytest.mark.parametrize("prints", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("machine", "recipe", "name"),
     [
@@ -406,7 +406,7 @@ def _titan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("titan")
 @pytest.mark.parametrize(
-    "runs", [*SLOW_NETWORK[:4], *(pytest.param(one, marks=pytest.mark.nightly) for one in SLOW_NETWORK[4:])]
+    "runs", [*SLOW_NETWORK[:2], *(pytest.param(one, marks=pytest.mark.nightly) for one in SLOW_NETWORK[2:])]
 )
 def test_one_node_beside_four_names_the_network(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards two runs of different size, by logs or what people know of a step, in either order: the larger one is

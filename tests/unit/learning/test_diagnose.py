@@ -365,7 +365,7 @@ def test_a_step_below_its_flops_at_peak_is_impossible(
 @pytest.mark.parametrize(
     ("dataset", "number", "machine"),
     [
-        ("bigscience_a100", 10, "dgx-a100"),
+        pytest.param("bigscience_a100", 10, "dgx-a100", marks=pytest.mark.nightly),
         pytest.param("dgxc", 0, "dgx-h100", marks=pytest.mark.nightly),
         ("torchtitan", 9, "dgx-h100"),
     ],
