@@ -143,6 +143,11 @@ def diagnose(
     if known := list(evidence.known):
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))
+    told = options.get("from_command") or options.get("framework")
+    if not (paths or told or any(one.startswith("framework=") for one in _words(options["facts"]))):
+        title = evidence.samples[0].framework.title
+        own = f"framework {title}, since none is stated: --framework megatron-core, torchtitan, … names yours"
+        evidence = replace(evidence, assumed=(own, *evidence.assumed))
     samples = [sample for sample in evidence.samples if sample.seen]
     folder = next((Path(one) if Path(one).is_dir() else Path(one).parent for one in paths), None)
     ranks = read_rank_times(folder) if folder and any(len(sample.seen) > 1 for sample in samples) else None

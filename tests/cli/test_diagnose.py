@@ -538,3 +538,12 @@ def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None
             assert followed["config"]["iteration_s"] == pytest.approx(change["step_s"]), change
             assert followed["memory"]["total_bytes"] == pytest.approx(change["memory_bytes"]), change
             assert followed["memory"]["total_bytes"] <= followed["memory"]["limit_bytes"]
+
+
+def test_a_framework_that_is_not_stated_is_named() -> None:
+    """Guards `--tp 4` of a user of Megatron: that the bundled runtime is priced stands under Assumed, not where a
+    framework is given, as an option or a fact."""
+    asked = "diagnose --step 60 --gpus 8 --model llama3-8b --machine dgx-h100 --tp 4"
+    assert "Assumed: framework axonn-tune (4D), since none is stated: --framework" in run(asked).out
+    for given in ("--framework megatron-core", "--fact framework=torchtitan"):
+        assert "Assumed: framework" not in run(f"{asked} {given}").out
