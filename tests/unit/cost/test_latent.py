@@ -48,7 +48,7 @@ def test_candidates_cost_what_each_does_alone(name: str, layers: str, rank: int 
     """Guards columns of weights that are duplicated over x and over y: the same as of one layout to the last bit."""
     small = MACHINE.accelerator.model_copy(update={"memory_gib": memory_gib})
     machine, model = MACHINE.model_copy(update={"accelerator": small}), model_of(layers, query_rank=rank)
-    given = {"gpus": 4, "batch": 8, "sequence_length": 2048}
+    given = {"gpus": 4, "batch": 16, "sequence_length": 2048}
     ranked = search(small_problem(model, machine, find_framework(name), **given), variants=True, top=0)
     assert len(ranked)
     assert name != "megatron-core" or "mla_up_proj" in {row.recompute for row in ranked}

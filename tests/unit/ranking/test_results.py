@@ -60,7 +60,7 @@ def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None
 def test_pools_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch, rank_by: Any) -> None:
     """Guards searches with more candidates in a pool than are worked out at once: their rows are those of whole pools,
     with stages and without."""
-    asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=32).problem
+    asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=64).problem
     whole = search(asked, top=20).rows
     monkeypatch.setattr(pools, "_SLAB", 100)
     parted = search(asked, top=20).rows
