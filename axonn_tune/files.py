@@ -76,7 +76,8 @@ def require_own(path: str | Path, *, kind: str = "", read_by: Path | None = None
     if not seen or (document[1].decode() == kind if document else not kind and _OWN.search(seen)):
         return
     script = b"" if read_by is None else _seen(read_by)
-    if _OWN.search(script) and f'"$folder"/{shlex.quote(target.name)}'.encode() in script:
+    # What a script comes with it looks for, also where no argument names it.
+    if _OWN.search(script) and f"[[ -f $folder/{shlex.quote(target.name)} ]]".encode() in script:
         return
     what = f"is a {document[1].decode()} document" if document else "was not written by axonn-tune"
     raise UsageError(f"{str(path)!r} {what}: name another file, or replace it with --force")

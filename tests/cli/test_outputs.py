@@ -96,6 +96,7 @@ def test_a_model_is_written_beside_the_config_that_it_is_read_from() -> None:
         (f"{SEARCH} -o l.yaml --emit torchrun", "l.sh"),
         (f"{SEARCH} --framework deepspeed -o config.sh", "config.json"),
         (f"{SEARCH} --framework fsdp -o config.sh", "config.yaml"),
+        (f"{SEARCH} --framework fsdp --emit fully-shard -o own.sh", "own_mesh.py"),
         (f"{SEARCH} --html page", "page"),
         ("schema model -o notes", "notes"),
         ("models import given.json -o notes", "notes"),
