@@ -32,7 +32,7 @@ Examples:
   axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
   axonn-tune --gpus 256 --model deepseek-v3 --machine dgx-h100 --framework megatron-core
   axonn-tune --gpus min --model llama3-70b --machine dgx-h100 --framework megatron-core
-  axonn-tune explain --from-command pretrain.sh --machine dgx-h100
+  axonn-tune explain --from-command run.sh --machine dgx-h100
   axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
   axonn-tune sweep --gpus 64..4096x2 --model 80b
 

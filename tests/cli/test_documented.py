@@ -47,7 +47,7 @@ LONG_BLOCKS = (
     *("llama3-70b.md-0", "gtp-size.md-0", "qwen3-235b-2t.md-0", "qwen3-235b-2t.md-1", "learn.md-0"),
 )
 LONG_EXAMPLES = (
-    "--framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100",
+    "--gpus 256 --model deepseek-v3 --machine dgx-h100 --framework megatron-core",
     "sweep --gpus 128 --model mixtral-8x22b --machine dgx-h100 --framework megatron-core --over ep",
     "explain --from-command run.sh --machine dgx-h100",
     "sweep --gpus 64..4096x2 --model 80b",
