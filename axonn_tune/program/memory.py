@@ -451,6 +451,7 @@ def _input_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
 
 def _weight_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     """Weight gradients that follow a backward pass at once, of which the last block's operands wait by then, too."""
+    # Imported here: most searches split no backward pass, and start-up time is theirs.
     from axonn_tune.program.split import OPERANDS, kept_bytes
 
     operands = kept_bytes(block.backward.operations, float(block.given.element))
