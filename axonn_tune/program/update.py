@@ -61,12 +61,13 @@ class Updated(NamedTuple):
 def update_of(given: LayerInputs, *, name: str = "", vectors: bool = False) -> Update:
     """That of an optimizer, the step's unless it is named, for matrices or for vectors.
 
-    Gradients are cast to the type of master weights, or read as accumulated by one with types of its own, AdamW's.
+    Gradients are cast to the type of master weights, or read as accumulated by one with types of its own: AdamW's, or
+    that of weights in 16 bits, whose states are in theirs.
     """
     main, options = given.state_element, given.options
     one = optimizers()[name or options.optimizer]
     kept = one.vectors if vectors else one.states
-    states: tuple[float, ...] = tuple(main if size is None else size for size in kept)
+    states: tuple[float, ...] = tuple((options.exp_avg_bytes or main) if size is None else size for size in kept)
     if one.name == ADAMW:
         states = (options.exp_avg_bytes or main, options.exp_avg_sq_bytes or main)
     elif one.scales_bytes and not vectors:

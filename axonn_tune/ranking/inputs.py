@@ -259,8 +259,10 @@ def _check_optimizer(problem: Problem) -> None:
         return
     whole = optimizers()[step.optimizer].whole is not None
     moved = {"moments", "master"} & {*step.offloaded}
+    # Where torch has the weights in 16 bits, its optimizers have their states in the same.
+    typed = problem.framework.precision_aware and step.precision_aware
     for refused, why in (
-        (step.precision_aware, "the precision-aware optimizer is AdamW's; leave out its types of states"),
+        (typed, "the precision-aware optimizer is AdamW's; leave out its types of states"),
         (whole and problem.workload.precision == "fp16", "needs --precision bf16: FP16 is refused"),
         (whole and bool(moved), "its states stay on the GPU; leave out step.offloaded"),
     ):

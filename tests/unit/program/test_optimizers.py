@@ -16,7 +16,7 @@ from axonn_tune.frameworks.keys import table, tables_of
 from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.frameworks.step import OptimizerOptions, StepOptions
 from axonn_tune.grid import Grid
-from axonn_tune.program.count import counted
+from axonn_tune.program.count import counted, parameters
 from axonn_tune.program.dimensions import executed_flops, symbol_values
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.memory import persistent_items
@@ -219,6 +219,18 @@ def test_what_muon_does_not_go_with_is_refused(framework: str, options: dict[str
     """Guards restrictions of releases, by name."""
     with pytest.raises(UsageError, match=words):
         tune.search("llama3-8b", 8, machine="dgx-h100", framework=framework, optimizer="muon", **options)
+
+
+def test_states_are_in_the_type_of_16_bit_weights() -> None:
+    """Guards SGD of weights in BF16, as torchtune has it, which was refused: a momentum is of 2 bytes, not of 4."""
+    asked: dict[str, Any] = {"machine": "dgx-h100", "framework": "fsdp", "optimizer": "sgd", "batch": 64, "z": 8}
+    asked |= {"micro_batch": 1, "recompute": "full", "kept_layers": 0}
+    narrow, wide = (
+        tune.search("llama3-8b", 8, set=["step.master_bytes=2", f"step.exp_avg_bytes={size}"], **asked).best
+        for size in (2, 4)
+    )
+    share = parameters(LLAMA) / 8
+    assert wide.memory_bytes - narrow.memory_bytes == pytest.approx(2 * share, rel=0.01)
 
 
 def test_layouts_that_an_optimizer_excludes_are_not_ranked(tmp_path: Path) -> None:
