@@ -65,7 +65,7 @@ from axonn_tune.learning.trainers import (
     named_model,
     tool_of_run,
 )
-from axonn_tune.learning.translated import Translated, translated, translated_tool
+from axonn_tune.learning.translated import Translated, components, translated, translated_tool
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -197,6 +197,7 @@ def _in_common_words(source: _Source) -> tuple[_Source, Translated | None]:
         return source, None
     pairs = _of_pairs(source.path, found.pairs.items())
     own = {name: one for name, one in source.own.items() if _plain(name) not in found.off}
+    own |= components(found.table, source.named)
     arguments = {**pairs.arguments, **found.kept}
     return replace(source, arguments=arguments, named=pairs.named, own=own), found
 

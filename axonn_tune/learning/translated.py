@@ -22,6 +22,7 @@ _AXES = ("parallelism_config_tp_size", "parallelism_config_cp_size")
 _MEGATRON = "_megatron"
 """Ends names of tables of runs by Megatron-Core."""
 _UNSET = ("", "none", "null")
+_COMPONENTS = ("model._component_", "optimizer._component_", TORCHTUNE_LOSS)
 _SECTIONS = ("policy.megatron_cfg.", "engine.override_", "optim.")
 """Where these have Megatron-Core's arguments by their own names."""
 
@@ -60,7 +61,7 @@ def translated(text: str, named: Arguments) -> Translated | None:
     """The run of a file of these tools; None for other files. named: all its arguments by their plain names."""
     if (tool := translated_tool(text)) is None:
         return None
-    every = {name: _referred(one, named) for name, one in named.items()}
+    every = {name: _referred(one, named) for name, one in {**named, **components(tool[0], named)}.items()}
     sections = tuple(
         name.removesuffix("enabled") for name, one in every.items() if name.endswith(".enabled") and is_off(one)
     )
@@ -90,6 +91,16 @@ def translated(text: str, named: Arguments) -> Translated | None:
         found.pairs["activation_checkpoint.mode"] = replace(switch, value="full" if is_on(switch) else "none")
         found.said.append(f"tensor and context parallelism of {found.title} are priced as torchtitan has them")
     return found
+
+
+def components(table: str, named: Arguments) -> Arguments:
+    """What short words of torchtune stand for: `optimizer=torch.optim.SGD` on its command line replaces the component
+    of that section in the file. Source: pytorch/torchtune@04e22829, config/_utils.py, _merge_yaml_and_cli_args.
+    """
+    if table != "torchtune":
+        return {}
+    short = {one: one.rpartition(".")[0] for one in _COMPONENTS}
+    return {name: named[section] for name, section in short.items() if section in named}
 
 
 def _own_names(table: str, stated: Arguments) -> Iterator[tuple[str, Stated]]:

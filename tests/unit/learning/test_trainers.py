@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from axonn_tune.api.learning import EvidenceOptions, diagnose, learn
-from axonn_tune.errors import AxonnTuneError
+from axonn_tune.errors import AxonnTuneError, DocumentError
 from axonn_tune.frameworks.keys import TRANSLATED, Key, find, table, tables_of
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
@@ -365,3 +365,44 @@ def test_experts_of_ms_swifts_megatron_have_an_adapter_each(more: str, experts: 
     tuning = read_run(tmp_path / "a.sh", given={}, model="qwen3-30b-a3b").case(H100).workload.tuning
     assert tuning is not None
     assert tuning.experts == experts
+
+
+TORCHTUNE = (
+    "{model: {_component_: torchtune.models.llama3_2.llama3_2_1b}, tokenizer: {max_seq_len: 2048}, batch_size: 4, "
+    "dtype: bf16, optimizer: {_component_: torch.optim.AdamW, fused: true}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "step"),
+    [
+        ("model=torchtune.models.llama3_2.llama3_2_3b", {"optimizer": "adamw"}),
+        ("optimizer=torch.optim.SGD", {"optimizer": "sgd"}),
+        ("loss=torchtune.modules.loss.CEWithChunkedOutputLoss", {"loss": "softmax"}),
+    ],
+)
+def test_short_words_of_a_command_of_torchtune_replace_components(
+    word: str, step: dict[str, object], tmp_path: Path
+) -> None:
+    """Guards `optimizer=torch.optim.SGD` on its command line, which was read and not priced: as the full name is."""
+    (tmp_path / "a.yaml").write_text(TORCHTUNE, "utf-8")
+    section, _, component = word.partition("=")
+    found = []
+    for name in (section, f"{section}._component_"):
+        command = f"tune run --nproc_per_node 4 full_finetune_distributed --config a.yaml {name}={component}"
+        (tmp_path / "a.sh").write_text(command, "utf-8")
+        found.append(read_run(tmp_path / "a.sh", given={}).case(H100))
+    short, full = found
+    assert short.framework.step == full.framework.step
+    assert short.model == full.model
+    assert {name: getattr(short.framework.step, name) for name in step} == step
+    assert short.model.hidden == (3072 if "3b" in word else 2048)
+
+
+def test_a_component_of_torchtune_that_is_not_priced_is_refused_on_its_command_line(tmp_path: Path) -> None:
+    """Guards the short word of an optimizer that has no row."""
+    (tmp_path / "a.yaml").write_text(TORCHTUNE, "utf-8")
+    command = "tune run full_finetune_single_device --config a.yaml optimizer=torch.optim.Adagrad"
+    (tmp_path / "a.sh").write_text(command, "utf-8")
+    with pytest.raises(DocumentError, match=r"_component_: is not priced: known are torch\.optim\.AdamW and SGD"):
+        read_run(tmp_path / "a.sh", given={})
