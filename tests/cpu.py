@@ -25,11 +25,15 @@ def cpu_s() -> float:
 
 
 def _below(pid: int) -> int:
-    """Clock ticks of the living descendants of a process."""
-    ticks = 0
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    """Clock ticks of the living descendants of a process; any of them may end meanwhile."""
+    ticks, tasks = 0, Path(f"/proc/{pid}/task")
+    try:
+        threads = list(tasks.iterdir())
+    except OSError:
+        return 0
+    for thread in threads:
         try:
-            children = listed.read_text().split()
+            children = (thread / "children").read_text().split()
         except OSError:
             continue
         for child in children:
