@@ -3,8 +3,8 @@
 Three levels keep the work small. A *route* is a group shape on the machine; there are a few hundred,
 priced one by one into tables. A *shape* is a grid with a micro-batch; sizes and compute times depend
 on nothing else. A *candidate* adds the rank order, which decides the routes and so the schedule.
-Candidates are replayed in blocks that fit the cache and whose collectives use the same streams; a candidate alone is a
-block of numbers. Numbers and columns get the same bits.
+Candidates are replayed in blocks that fit the cache; a candidate alone is a block of numbers. Numbers and columns get
+the same bits.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class ColumnPricer:
         if not len(candidates):
             return np.zeros((3, 0))
         work = self.work(values, runs=runs)
-        for rows, streams in self._blocks(candidates, work, work.runs):
-            replay = self._replay(candidates.taken(rows), work, streams)
+        for rows in _blocks(candidates, work):
+            replay = self._replay(candidates.taken(rows), work)
             communication[rows] = replay.communication_s()
             iteration[rows], waited[rows] = replay.step_s()
         alone = _computed_s(work, candidates) + waited
@@ -175,19 +175,15 @@ class ColumnPricer:
     ) -> Paces:
         """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group in which some candidate
         sends: what is sent waits no longer for it than for one that groups share. idle: as of `Replay.idle_paces`."""
-        tier, routes = self._table.tier, candidates.routes
-        streams = {
-            axes: number if np.any(tier.take(routes[axes]) >= 0) else -1
-            for number, axes in enumerate(self.program.groups)
-        }
-        replay = self._replay(candidates, work, streams, tiers=len(streams))
+        replay = self._replay(candidates, work, apart=True)
         return (replay.idle_paces if idle else replay.paces)(first=first, last=last, kept=kept)
 
-    def _replay(
-        self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None
-    ) -> Replay:
-        """The replay of a block of candidates: columns of shapes and routes are picked at most once each."""
-        table, known = self._table, dict[int, Value]()
+    def _replay(self, block: Candidates, work: StageWork, *, apart: bool = False) -> Replay:
+        """The replay of a block of candidates: columns of shapes and routes are picked at most once each; apart: with a
+        stream for every group."""
+        table, groups, known = self._table, self.program.groups, dict[int, Value]()
+        tiers = {axes: table.tier.take(block.routes[axes]) for axes in groups}
+        sent = {axes: distinct(tier[tier >= 0])[0].tolist() for axes, tier in tiers.items()}
 
         def picked(column: Value) -> Value:
             if isinstance(column, float):
@@ -203,40 +199,33 @@ class ColumnPricer:
                 (np.take(latency, routes), np.take(bandwidth, routes)) for latency, bandwidth in table.lines[kind]
             )
 
+        def several(axes: str) -> Floats:
+            return (tiers[axes] >= 0).astype(np.float64)
+
         return Replay(
             work,
-            streams=streams,
+            streams={axes: [at] * bool(sent[axes]) for at, axes in enumerate(groups)} if apart else sent,
             lines=lines,
-            several=lambda axes: (table.tier.take(block.routes[axes]) >= 0).astype(np.float64),
-            tiers=int(table.tier.max(initial=0)) + 1 if tiers is None else tiers,
+            several=several,
+            tiers=len(groups) if apart else int(table.tier.max(initial=0)) + 1,
+            on=lambda axes, tier: several(axes) if apart else (tiers[axes] == tier).astype(np.float64),
             picked=picked,
         )
 
-    def _blocks(self, candidates: Candidates, work: StageWork, runs: Runs) -> Iterator[tuple[Integers, dict[str, int]]]:
-        """Rows that share streams and which segments of some runs are empty, at most `BLOCK_ROWS` at once, with their
-        streams.
 
-        A group of one sends nothing and fits any stream; it counts to the outermost tier's.
-        """
-        by_shape, kinds = np.zeros(1, dtype=np.int64), 1
-        for one in work.segments(runs) if runs else []:
-            by_shape, kinds = 2 * by_shape + (np.asarray(one.blocks) > 0), 2 * kinds
-            if kinds > 2**10:
-                values, _, by_shape = distinct(by_shape)
-                kinds = len(values)
-        shapes = len(np.asarray(work.values["b"]))
-        code = np.broadcast_to(by_shape, shapes).take(candidates.shape)
-        outermost = int(self._table.tier.max(initial=0))
-        tiers = {axes: self._table.tier.take(candidates.routes[axes]) for axes in self.program.groups}
-        for tier in tiers.values():
-            code = code * (outermost + 1) + np.where(tier < 0, outermost, tier)
-        small = kinds * (outermost + 1) ** len(tiers) < 2**15
-        # Codes that fit 16 bits sort in linear time.
-        order = np.argsort(code.astype(np.int16) if small else code, kind="stable")
-        for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
-            streams = {axes: int(tier.take(group).max(initial=-1)) for axes, tier in tiers.items()}
-            for start in range(0, len(group), BLOCK_ROWS):
-                yield group[start : start + BLOCK_ROWS], streams
+def _blocks(candidates: Candidates, work: StageWork) -> Iterator[Integers]:
+    """Rows that share which segments of their blocks are empty, at most `BLOCK_ROWS` at once."""
+    by_shape, kinds = np.zeros(1, dtype=np.int64), 1
+    for one in work.segments(work.runs) if work.runs else []:
+        by_shape, kinds = 2 * by_shape + (np.asarray(one.blocks) > 0), 2 * kinds
+        if kinds > 2**10:
+            values, _, by_shape = distinct(by_shape)
+            kinds = len(values)
+    code = np.broadcast_to(by_shape, len(np.asarray(work.values["b"]))).take(candidates.shape)
+    order = np.argsort(code, kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+        for start in range(0, len(group), BLOCK_ROWS):
+            yield group[start : start + BLOCK_ROWS]
 
 
 def _computed_s(work: StageWork, candidates: Candidates) -> Floats:

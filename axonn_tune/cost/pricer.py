@@ -212,7 +212,7 @@ class Pricer:
         runs = as_runs(self.contents[0]) if stage == ONLY else None
         return Replay(
             StageWork(clock, *made, stage, runs),
-            streams={axes: path.outermost for axes, path in self.routes.items()},
+            streams={axes: (path.outermost,) * (path.outermost >= 0) for axes, path in self.routes.items()},
             lines=lambda kind, axes: tuple(
                 (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
             ),

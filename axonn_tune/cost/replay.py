@@ -130,10 +130,10 @@ class Blocks(NamedTuple):
 class Replay:
     """One stage of a step, replayed for one candidate in numbers, or for a block of candidates in columns.
 
-    streams: tier of each group of axes, negative where no candidate sends; lines: of a collective over its group;
-    several: 1.0 where a group has several members, else 0.0; tiers: their number; picked: the candidates' values of a
-    quantity of the stage's work. Candidates of a block share
-    streams, and which segments of blocks are empty.
+    streams: tiers on which candidates send over each group of axes; lines: of a collective over its group; several: 1.0
+    where a group has several members, else 0.0; on: 1.0 where a group sends on a tier, else 0.0; tiers: their number;
+    picked: the candidates' values of a quantity of the stage's work. Candidates of a block share which segments of
+    blocks are empty.
     """
 
     recorder: Recorder | None = None
@@ -143,19 +143,20 @@ class Replay:
         self,
         work: StageWork,
         *,
-        streams: Mapping[str, int],
+        streams: Mapping[str, Sequence[int]],
         lines: Callable[[Sent, str], Lines],
         several: Callable[[str], Value],
         tiers: int,
+        on: Callable[[str, int], Value] = lambda axes, tier: 1.0,
         picked: Callable[[Value], Value] = lambda value: value,
     ) -> None:
         self.work, self.schedule, self.streams, self.tiers = work, work.schedule, streams, tiers
-        self._lines, self._several, self._picked = lines, several, picked
+        self._lines, self._several, self._on, self._picked = lines, several, on, picked
         self._larger, self._joint = work.clock.arithmetic.larger, work.program.given.model.has_experts
         self._calls: dict[tuple[Sent, str, Size], Value] = {}
         self._in_a_row: dict[tuple[Sent, str, Size, Size], Value] = {}
-        self._several_of: dict[str, Value | None] = {}
-        self._sent: dict[int, tuple[int, Value, Value | None]] = {}
+        self._sending_on: dict[str, list[tuple[int, Value | None]]] = {}
+        self._sent: dict[int, tuple[list[tuple[int, Value | None]], Value]] = {}
         self._durations: dict[int, Value] = {}
         self._paces: dict[Instructions, Value] = {}
         self._reached: dict[tuple[int, Instructions], tuple[State, State]] = {}
@@ -184,17 +185,17 @@ class Replay:
         """Left fold of calls times seconds over the stage's collectives; groups of one add nothing."""
         total: Value = 0.0
         for collective, count in self.work.terms:
-            if self.streams[collective.axis] >= 0:
+            if self.streams[collective.axis]:
                 total = total + self.value(count) * self.call_s(collective)
         return total
 
-    def _sending(self, number: int) -> tuple[int, Value, Value | None]:
-        """Of a collective by its number: tier, duration of consecutive calls (a weight gather is one call), and 1.0
-        where a candidate sends it and 0.0 where its group has one member, None where all send it."""
+    def _sending(self, number: int) -> tuple[list[tuple[int, Value | None]], Value]:
+        """Of a collective by its number: the tiers it is sent on, each with 1.0 where a candidate sends it there and
+        0.0 where it does not, None where all do; and the duration of consecutive calls (a weight gather is one)."""
         if number not in self._sent:
             one = self.schedule.collectives[number]
-            tier = self.streams.get(one.axis, -1)
-            self._sent[number] = (-1, 0.0, None) if tier < 0 else (tier, self._calls_s(one), self._present(one.axis))
+            tiers = self._tiers_of(one.axis)
+            self._sent[number] = tiers, self._calls_s(one) if tiers else 0.0
         return self._sent[number]
 
     def _calls_s(self, one: Collective) -> Value:
@@ -204,11 +205,11 @@ class Replay:
             self._in_a_row[key] = self.call_s(one) if calls == ONCE else self.value(calls) * self.call_s(one)
         return self._in_a_row[key]
 
-    def _present(self, axes: str) -> Value | None:
-        if axes not in self._several_of:
-            several = self._several(axes)
-            self._several_of[axes] = None if np.all(several) else several
-        return self._several_of[axes]
+    def _tiers_of(self, axes: str) -> list[tuple[int, Value | None]]:
+        if axes not in self._sending_on:
+            own = [(tier, self._on(axes, tier)) for tier in self.streams.get(axes, ())]
+            self._sending_on[axes] = [(tier, None if np.all(sending) else sending) for tier, sending in own]
+        return self._sending_on[axes]
 
     def _blocks(self, runs: Runs) -> Blocks:
         """The blocks of some runs; the host's time to issue them is nothing where it is so fast."""
@@ -269,7 +270,7 @@ class Replay:
         """
         schedule, values = self.schedule, self.work.values
         blocks, times = self._blocks(self.work.runs), self._picked(values["A"]) - 1.0
-        buckets = any(self.streams.get(axes, -1) >= 0 for axes in schedule.replicas)
+        buckets = any(self.streams.get(axes) for axes in schedule.replicas)
         self._begin_batch(1.0)
         state, blocks_s = self._micro_batch(schedule.last_micro_batch, blocks)
         waited_s = self._waited_s(blocks, blocks_s)
@@ -565,7 +566,7 @@ class Replay:
     def _sent_of(self, part: Instructions) -> Instructions:
         """Instructions without collectives that are waited for at once and that no candidate sends."""
         if part not in self._some_sent:
-            unsent = {one for one in part if one[0] == SYNC and self._sending(one[1])[0] < 0}
+            unsent = {one for one in part if one[0] == SYNC and not self._sending(one[1])[0]}
             self._some_sent[part] = tuple(one for one in part if one not in unsent) if unsent else part
         return self._some_sent[part]
 
@@ -671,15 +672,20 @@ class Replay:
         self, state: State, clock: Value, number: int, handle: int | None, recorder: Recorder | None
     ) -> Value | None:
         """Put a collective on its stream; returns its end, None where no candidate sends it."""
-        tier, takes_s, sending = self._sending(number)
-        if tier < 0:
+        tiers, takes_s = self._sending(number)
+        if not tiers:
             return None
-        busy = state[1 + tier]
-        start = clock if busy is None else self._larger(busy if sending is None else busy * sending, clock)
+        start = clock
+        for tier, sending in tiers:
+            if (busy := state[1 + tier]) is not None:
+                start = self._larger(busy if sending is None else busy * sending, start)
         end: Value = start + takes_s
-        state[1 + tier] = end if busy is None or sending is None else self._larger(busy, end)
+        for tier, sending in tiers:
+            # Where a candidate's group has one member, the end is the clock, which delays nothing on any tier.
+            own, busy = end if sending is None or len(tiers) == 1 else end * sending, state[1 + tier]
+            state[1 + tier] = own if busy is None or sending is None else self._larger(busy, own)
         if recorder is not None:
-            recorder.sent(number, handle, tier, start, end, now_s=clock)
+            recorder.sent(number, handle, tiers[0][0], start, end, now_s=clock)
         return end
 
 

@@ -159,7 +159,7 @@ class _Group:
 
     program: StepProgram
     schedule: StepSchedule
-    streams: Mapping[str, int]
+    streams: Mapping[str, Sequence[int]]
     tiers: int
     element: float
     stage: Stage
@@ -215,7 +215,7 @@ class _RowReplay(Replay):
             work,
             streams=group.streams,
             lines=lambda *_: (),
-            several=lambda axes: float(group.streams[axes] >= 0),
+            several=lambda axes: float(bool(group.streams[axes])),
             tiers=group.tiers,
         )
         self._group, self._software_s = group, call_s

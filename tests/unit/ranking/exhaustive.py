@@ -253,7 +253,7 @@ def splits_beside(job: Problem, layout: Layout) -> list[tuple[int, ...]]:
         values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
     replay = pricer.replay(values | {"repeated": 0.0}, MIDDLE)
     # A stream for every group, as bounds have it.
-    replay.streams = {axes: number if replay.streams[axes] >= 0 else -1 for number, axes in enumerate(replay.streams)}
+    replay.streams = {axes: [number] * bool(tiers) for number, (axes, tiers) in enumerate(replay.streams.items())}
     replay.tiers = len(replay.streams)
     paces = replay.paces(first=runs[0][0], last=runs[-1][0], kept=kept)
     batches = job.workload.global_batch // (layout.grid.batch_shares * layout.micro_batch)
