@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -141,6 +140,8 @@ def count_in(environment: Mapping[str, str], name: str, default: str = "") -> in
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known word with which a word shares most letters, its first one among equals; cutoff: their least share."""
+    # Imported here: only words that are not known need it, and start-up time is everyone's.
+    import difflib
 
     def alike(one: str) -> tuple[float, bool]:
         return difflib.SequenceMatcher(None, one, word).ratio(), one[:1] == word[:1]

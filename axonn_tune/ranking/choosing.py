@@ -156,7 +156,9 @@ def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, i
     """Rejected grids by constraint, without zeros."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
     shaped, asked = distinct(shapes.grid)[0], grids.sound_as_asked(shapes.problem)
-    missing = without_shape(grids, shapes.problem, np.setdiff1d(asked, shaped))
+    without = np.ones(len(grids.sizes), dtype=np.bool_)
+    without[shaped] = False
+    missing = without_shape(grids, shapes.problem, asked[without[asked]])
     counts |= {name: len(rows) for name, rows in missing.items()}
     counts[MEMORY] = len(shaped) - len(used)
     counts[PINNED] = len(grids.sound) - len(asked)

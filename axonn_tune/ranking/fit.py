@@ -79,7 +79,9 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     smallest = np.diff(same[order], prepend=-1) != 0
     kept = smallest | _of_first(same[order], lambda places: fit(order[places], shapes.chunks[order[places]]))
     # In several chunks stages have others.
-    left = np.intersect1d(order[~kept], divisible(shapes))
+    rest = np.zeros(len(shapes), dtype=np.bool_)
+    rest[order[~kept]] = True
+    left = (cut := divisible(shapes))[rest[cut]]
     number, chunks = uneven_chunks(shapes, left)
     if len(number):
         grid, micro_batch = shapes.grid[left[number]], shapes.micro_batch[left[number]]
