@@ -173,10 +173,13 @@ class ColumnPricer:
     def paces(
         self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool, idle: bool = False
     ) -> Paces:
-        """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group in which some candidate
-        sends: what is sent waits no longer for it than for one that groups share. idle: as of `Replay.idle_paces`."""
-        replay = self._replay(candidates, work, apart=True)
-        return (replay.idle_paces if idle else replay.paces)(first=first, last=last, kept=kept)
+        """Runs of blocks of each candidate, as of `BlockRuns.paces`, or with `idle` of its `idle_paces`, with a stream
+        for every group in which some candidate sends: what is sent waits no longer for it than for one they share."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.cost.block_runs import BlockRuns
+
+        runs = BlockRuns(self._replay(candidates, work, apart=True))
+        return (runs.idle_paces if idle else runs.paces)(first=first, last=last, kept=kept)
 
     def _replay(self, block: Candidates, work: StageWork, *, apart: bool = False) -> Replay:
         """The replay of a block of candidates: columns of shapes and routes are picked at most once each; apart: with a

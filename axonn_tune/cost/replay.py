@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
-from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, PaceKey, Paces, Span, run_of
 from axonn_tune.cost.recorder import BACKWARD, FORWARD, Recorder, State
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program.operations import ONCE, Collective, Sent, Size, Value
 from axonn_tune.program.schedule import HANDLES, ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
-from axonn_tune.program.step import ONLY, Behind, Block, Runs, Segment, Stage, StepProgram, kept_share, segments
+from axonn_tune.program.step import ONLY, Behind, Runs, Segment, Stage, StepProgram, kept_share, segments
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 
 
@@ -175,7 +174,7 @@ class Replay:
         """Value of a size."""
         return self._picked(self.work.size(size))
 
-    def _run_s(self, number: int) -> Value:
+    def duration_s(self, number: int) -> Value:
         """Duration of a run, s."""
         if number not in self._durations:
             self._durations[number] = self._picked(self.work.run_s(number))
@@ -195,10 +194,11 @@ class Replay:
         if number not in self._sent:
             one = self.schedule.collectives[number]
             tiers = self._tiers_of(one.axis)
-            self._sent[number] = tiers, self._calls_s(one) if tiers else 0.0
+            self._sent[number] = tiers, self.calls_s(one) if tiers else 0.0
         return self._sent[number]
 
-    def _calls_s(self, one: Collective) -> Value:
+    def calls_s(self, one: Collective) -> Value:
+        """Duration of the consecutive calls of a collective, s; a weight gather is one."""
         calls = ONCE if one.role in ("weight", "ahead") else one.calls
         key = one.sent, one.axis, one.size_bytes, calls
         if key not in self._in_a_row:
@@ -220,12 +220,12 @@ class Replay:
         if not runs or (np.isscalar(dispatch_s) and not dispatch_s):
             return Blocks(forward, backward, 0.0, 0.0)
         counted = [(one.block.kind, one.blocks) for one in backward] if self.work.program.some else forward
-        issued = [(*self._issued(kind), count) for kind, count in counted]
+        issued = [(*self.issued(kind), count) for kind, count in counted]
         issue_s: Value = 0.0
         for ahead, behind_it, count in issued:
             issue_s = issue_s + dispatch_s * (ahead + behind_it) * count
         for kind, count in counted:
-            if (sent_s := self._sent_tokens_s(kind)) is not None:
+            if (sent_s := self.sent_tokens_s(kind)) is not None:
                 issue_s = issue_s + sent_s * count
         if len(issued) == 1:
             return Blocks(forward, backward, issue_s, issued[0][0] / self._larger(issued[0][0] + issued[0][1], 1.0))
@@ -234,7 +234,7 @@ class Replay:
         )
         return Blocks(forward, backward, issue_s, share)
 
-    def _sent_tokens_s(self, kind: int) -> Value | None:
+    def sent_tokens_s(self, kind: int) -> Value | None:
         """Time in which the host issues nothing, since it waits for the counts of tokens that a dispatch brings, or
         drives the transfer, beside another micro-batch, too; None for blocks without experts, and else."""
         block, program = self.work.program.blocks[kind], self.work.program
@@ -244,11 +244,11 @@ class Replay:
         total: Value | None = None
         for step in (*block.forward.operations, *block.backward.operations):
             if isinstance(step, Collective) and step.kind in ("dispatch", "combine"):
-                sent_s = self._calls_s(step) * self._multiplicity(step.axis)
+                sent_s = self.calls_s(step) * self._multiplicity(step.axis)
                 total = sent_s if total is None else total + sent_s
         return total
 
-    def _issued(self, kind: int) -> tuple[Value, Value]:
+    def issued(self, kind: int) -> tuple[Value, Value]:
         """Operations of a block's forward and backward pass that the host issues."""
         forward, backward = (
             sum(count * self._multiplicity(name) for name, count in one.items()) for one in self.schedule.issued[kind]
@@ -293,11 +293,11 @@ class Replay:
     @property
     def update_s(self) -> Value:
         """The stage's end of a step, without waits for gradient buckets, s."""
-        return self._alone_s(self.schedule.ends[self.work.stage])
+        return self.alone_s(self.schedule.ends[self.work.stage])
 
-    def _alone_s(self, part: Instructions) -> Value:
+    def alone_s(self, part: Instructions) -> Value:
         """Duration of some instructions from idle streams, s."""
-        found: Value = self._after(self._idle, part)[0]
+        found: Value = self.after(self.idle, part)[0]
         return found
 
     def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
@@ -332,140 +332,9 @@ class Replay:
         for one in self.work.segments(runs):
             for step in filter(waits, self.work.program.blocks[one.block.kind].backward.operations):
                 if isinstance(step, Collective):
-                    total = total + one.blocks * self._calls_s(step) * self._multiplicity(step.axis)
+                    total = total + one.blocks * self.calls_s(step) * self._multiplicity(step.axis)
                 else:
                     total = total + one.blocks * self.work.clock.run_s(step)
-        return total
-
-    def paces(self, *, first: int, last: int, kept: bool) -> Paces:
-        """Runs of blocks in the chunks of pipeline stages; first, last: layer types at the ends of the model; kept: as
-        if no layer were resharded, which takes least where some are not."""
-        batch, program, free = self.schedule.micro_batch, self.work.program, self._idle
-        blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
-
-        def entered(of_type: int) -> State:
-            return self._after(free, batch.enter(of_type))
-
-        found = dict[PaceKey, Sequence[Value]]()
-        for one in types:
-            found["forward", None, one] = self._run_forward(free, one)
-            found["opening", INNER_PART, one] = self._run_forward(entered(one), one)
-        found["opening", FIRST_PART, first] = self._run_forward(self._after(free, batch.embedding(first)), first)
-        found["opening", LAST_PART, last] = self._run_forward(entered(last), last, head=batch.head(None))
-        for kind, block in enumerate(blocks):
-            behind, one = Behind(kind, kept), block.type
-            several = ends = self._backward_states(free, one, behind)
-            if not kept:
-                ends = self._backward_states(self._after(free, batch.enter_backward(kind)), one, behind)
-            found["backward", None, kind] = self._spans(*several)
-            found["begun", None, kind] = self._spans(*ends)
-            found["closing", INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
-            if one == first:
-                found["closing", FIRST_PART, kind] = self._spans(*ends, leaving=batch.flush(one))
-        found["head", None, 0] = (self._alone_s(batch.head(None)),)
-        for one in types:
-            found["flush", None, one] = (self._alone_s(batch.flush(one)),)
-            found["leave", None, one] = (self._alone_s(batch.leave(one)),)
-        return self._paces_with(found, last=last, kept=kept)
-
-    def idle_paces(self, *, first: int, last: int, kept: bool) -> Paces:
-        """As of `paces`, with blocks that take as long as one from idle streams: no run takes less, and this is found
-        without a run."""
-        batch, program = self.schedule.micro_batch, self.work.program
-        blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
-        alone = [
-            (batch.forward(block.type, None), batch.backward(None, Behind(kind, kept), None))
-            for kind, block in enumerate(blocks)
-        ]
-        ahead = {block.type: self._alone_s(forward) for block, (forward, _) in zip(blocks, alone, strict=True)}
-        turned_s = self._alone_s(batch.forward(last, None, head=True)) - self._alone_s(batch.forward(last, None))
-        found: dict[PaceKey, Sequence[Value]] = {("forward", None, one): _run_of(ahead[one]) for one in types}
-        found["opening", FIRST_PART, first] = _run_of(ahead[first], self._alone_s(batch.embedding(first)))
-        headed_s = ahead[last] + turned_s
-        ended = Span(headed_s + self._alone_s(batch.head(None)), headed_s)
-        found["opening", LAST_PART, last] = run_of([ended], Span(ahead[last], ahead[last]))
-        for kind, block in enumerate(blocks):
-            found["backward", None, kind] = _run_of(self._alone_s(alone[kind][1]))
-            if block.type == first:
-                found["closing", FIRST_PART, kind] = _run_of(
-                    self._alone_s(alone[kind][1]), self._alone_s(batch.flush(first))
-                )
-        return self._paces_with(found, last=last, kept=kept)
-
-    def _paces_with(self, found: dict[PaceKey, Sequence[Value]], *, last: int, kept: bool) -> Paces:
-        """Runs of blocks with what does not depend on what is around them."""
-        batch, program = self.schedule.micro_batch, self.work.program
-        for kind, block in enumerate(program.blocks):
-            behind = Behind(kind, kept)
-            alone = batch.forward(block.type, block.type), batch.backward(block.type, behind, kind)
-            found["issued", None, kind] = self._issued_s(kind)
-            found["saved", None, kind] = (self._block_saves_s(batch, block.type, behind),)
-            found["sent", None, kind] = (self._communicated_s(block, kept=kept),)
-            found["computed", None, kind] = (self._computed_s(*alone),)
-        headed, plain = batch.forward(last, None, head=True), batch.forward(last, None)
-        found["ends", None, 0] = (
-            self._computed_s(batch.embedding(None), batch.flush(None)),
-            self._computed_s(headed, batch.head(None)) - self._computed_s(plain),
-        )
-        types = range(len({block.type for block in program.blocks}))
-        return Paces.of(found, [(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types])
-
-    def _run_forward(self, start: State, of_type: int, *, head: Instructions | None = None) -> list[Value]:
-        """Equal blocks forward from a state; head: the LM head behind them."""
-        batch = self.schedule.micro_batch
-        middle, last = batch.forward(of_type, of_type), batch.forward(of_type, None, head=head is not None)
-        states = [start, self._after(start, middle)]
-        states.append(self._after(states[-1], middle))
-        ended, every_s = [self._after(state, last) for state in states], states[2][0] - states[1][0]
-        return self._spans(start, ended, every_s, leaving=head or ())
-
-    def _backward_states(self, start: State, of_type: int, block: Behind) -> tuple[State, list[State], Value]:
-        """Equal blocks backward from a state, the first of a chunk: that state, those after one to three or four
-        blocks, and what each more takes."""
-        backward, own = self.schedule.micro_batch.backward, block.kind
-        opened, middle = backward(None, block, own), backward(of_type, block, own)
-        states = [self._after(start, opened)]
-        states.append(self._after(states[-1], middle))
-        states.append(self._after(states[-1], middle))
-        every_s = states[2][0] - states[1][0]
-        if block.kept:
-            return start, states, every_s
-        last = backward(of_type, block, None)
-        single = self._after(start, backward(None, block, None))
-        return start, [single, *(self._after(state, last) for state in states)], every_s
-
-    def _spans(
-        self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()
-    ) -> list[Value]:
-        """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
-        whole_s = [self._after(state, leaving)[0] if leaving else state[0] for state in ended]
-        others_s = start[0] + self._alone_s(leaving)
-        spans = [Span(one_s, one_s - others_s) for one_s in whole_s]
-        return run_of(spans, Span(every_s, every_s))
-
-    def _computed_s(self, *parts: Instructions) -> Value:
-        """Computation of some parts, s."""
-        total: Value = 0.0
-        for code, number, _ in chain(*parts):
-            total = total + (self._run_s(number) if code == RUN else 0.0)
-        return total
-
-    def _issued_s(self, kind: int) -> tuple[Value, Value, Value]:
-        """The host's time to issue a block forward, backward, and in which it waits for counts of tokens, s."""
-        dispatch_s = self.work.clock.rates.dispatch_s
-        if not dispatch_s:
-            return 0.0, 0.0, 0.0
-        (ahead, behind), sent_s = self._issued(kind), self._sent_tokens_s(kind)
-        return dispatch_s * ahead, dispatch_s * behind, 0.0 if sent_s is None else sent_s
-
-    def _communicated_s(self, block: Block, *, kept: bool) -> Value:
-        """Communication of a block in a step, s; kept: without what is gathered again."""
-        total: Value = 0.0
-        for section in (block.forward, block.backward, block.bucket, block.parameters):
-            for step in section.operations:
-                again = isinstance(step, Collective) and step.role == "weight" and step.phase != "forward"
-                if isinstance(step, Collective) and not (again and kept):
-                    total = total + self.value(section.repeats / block.given.blocks) * self._calls_s(step)
         return total
 
     def _saved_s(self, batch: MicroBatch, blocks: Blocks, blocks_s: Value) -> Value:
@@ -473,14 +342,14 @@ class Replay:
         each behind computation of the other; first and last ones of a step run alone, s. The host takes as long."""
         saved_s: Value = 0.0
         for one in blocks.backward:
-            saved_s = saved_s + one.blocks * self._block_saves_s(batch, one.of_type, one.block)
+            saved_s = saved_s + one.blocks * self.block_saves_s(batch, one.of_type, one.block)
         if isinstance(saved_s, float) and saved_s == 0.0:
             return saved_s
         room_s = self._larger(0.0, blocks_s - blocks.issue_s)
         kept_s: Value = saved_s - self._larger(0.0, saved_s - room_s)
         return kept_s
 
-    def _block_saves_s(self, batch: MicroBatch, of_type: int, block: Behind) -> Value:
+    def block_saves_s(self, batch: MicroBatch, of_type: int, block: Behind) -> Value:
         """The same of one block with experts, s."""
         program = self.work.program
         if not program.merges or not program.blocks[block.kind].merges:
@@ -493,8 +362,8 @@ class Replay:
     def _pace_s(self, part: Instructions) -> Value:
         """Time of a part in steady state."""
         if part not in self._paces:
-            once = self._after(self._idle, part)
-            self._paces[part] = self._after(once, part)[0] - once[0]
+            once = self.after(self.idle, part)
+            self._paces[part] = self.after(once, part)[0] - once[0]
         return self._paces[part]
 
     def _begin_batch(self, times: Value) -> None:
@@ -508,7 +377,7 @@ class Replay:
     def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
         """One micro-batch from idle streams, and what its blocks take of it, s, where nothing waits for the host."""
         embedding, head, flush = batch.embedding(blocks.first), batch.head(blocks.resharded), batch.flush(blocks.first)
-        state = self._play(self._idle, embedding, EMBEDDING_FORWARD)
+        state = self._play(self.idle, embedding, EMBEDDING_FORWARD)
         state = self._forward(batch, state, blocks, head=True)
         state = self._play(state, head, HEAD)
         state = self._backward(batch, state, blocks)
@@ -520,7 +389,7 @@ class Replay:
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took; last: the
         forward pass is only recorded."""
-        head, state = part.last and blocks.first is None, self._idle
+        head, state = part.last and blocks.first is None, self.idle
         ahead_s: Value = 0.0
         if self.recorder is not None or not last:
             enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
@@ -531,7 +400,7 @@ class Replay:
             ahead_s = self._of_blocks_s(state, enter, leave)
         enter = () if blocks.kept else batch.enter_backward(blocks.resharded)
         leave = (batch.flush if part.first else batch.leave)(blocks.first)
-        back = self._play(self._idle, enter, HEAD)
+        back = self._play(self.idle, enter, HEAD)
         back = self._backward(batch, back, blocks)
         back = self._play(back, leave, EMBEDDING_BACKWARD)
         return (state, ahead_s), (back, self._of_blocks_s(back, enter, leave))
@@ -541,7 +410,7 @@ class Replay:
         blocks, and the waits for what they sent. In either the host issues ahead."""
         took_s: Value = state[0]
         for part in others:
-            took_s = took_s - self._alone_s(part)
+            took_s = took_s - self.alone_s(part)
         return took_s
 
     def _waited_s(self, blocks: Blocks, blocks_s: Value) -> Value:
@@ -552,11 +421,11 @@ class Replay:
         return waited_s
 
     @cached_property
-    def _idle(self) -> State:
+    def idle(self) -> State:
         """Every stream free at time 0."""
         return [0.0, *([None] * (self.tiers + len(HANDLES)))]
 
-    def _after(self, state: State, part: Instructions) -> State:
+    def after(self, state: State, part: Instructions) -> State:
         """The state after a part, worked out once for each state: runs of blocks share how they begin."""
         key = id(state), part
         if key not in self._reached:
@@ -649,7 +518,7 @@ class Replay:
             if code == RUN:
                 if recorder is not None:
                     recorder.run(number, clock)
-                clock = clock + self._run_s(number)
+                clock = clock + self.duration_s(number)
             elif code == WAIT:
                 ready = state[first_handle + number]
                 if ready is not None:
@@ -687,11 +556,6 @@ class Replay:
         if recorder is not None:
             recorder.sent(number, handle, tiers[0][0], start, end, now_s=clock)
         return end
-
-
-def _run_of(block_s: Value, more_s: Value = 0.0) -> list[Value]:
-    """A run whose blocks take equally long; more_s: what comes to it."""
-    return run_of([Span(block_s + more_s, block_s)], Span(block_s, block_s))
 
 
 def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values

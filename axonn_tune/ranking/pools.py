@@ -52,7 +52,7 @@ class Pool:
     """Candidates of one program, of shapes that fit: all without pipeline stages, or all with several.
 
     problem: with their exchange, dispatcher and number format. routes: the group shapes that routes of candidates
-    number; contention: as of `contended_s`; idle: blocks as of `Replay.idle_paces`, for coarse bounds.
+    number; contention: as of `contended_s`; idle: blocks as of `BlockRuns.idle_paces`, for coarse bounds.
     """
 
     problem: Problem

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from axonn_tune.cost.block_runs import BlockRuns
 from axonn_tune.cost.price import METRICS, Detail, price
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import step_on
@@ -255,7 +256,7 @@ def splits_beside(job: Problem, layout: Layout) -> list[tuple[int, ...]]:
     # A stream for every group, as bounds have it.
     replay.streams = {axes: [number] * bool(tiers) for number, (axes, tiers) in enumerate(replay.streams.items())}
     replay.tiers = len(replay.streams)
-    paces = replay.paces(first=runs[0][0], last=runs[-1][0], kept=kept)
+    paces = BlockRuns(replay).paces(first=runs[0][0], last=runs[-1][0], kept=kept)
     batches = job.workload.global_batch // (layout.grid.batch_shares * layout.micro_batch)
     staged = Staged(
         paces,
