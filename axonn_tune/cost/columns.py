@@ -22,13 +22,10 @@ from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
 from axonn_tune.cost.paces import Paces
 from axonn_tune.cost.replay import Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import COLUMNS, Sent, Value
+from axonn_tune.program.operations import COLUMNS, Floats, Integers, Sent, Value
 from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.step import ONLY, Runs, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], Integers, Integers]:

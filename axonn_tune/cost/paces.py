@@ -15,10 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Floats, Value
 from axonn_tune.program.step import Contents, Stage
-
-Floats: TypeAlias = NDArray[np.float64]
 
 FIRST_PART, INNER_PART, LAST_PART = Stage(True, False), Stage(False, False), Stage(False, True)
 

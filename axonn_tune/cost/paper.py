@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, PAPER_ORDER
+from axonn_tune.program.operations import Floats, Integers
 from axonn_tune.specs.machine import CollectiveKind, Machine, PaperTable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -41,8 +42,6 @@ from axonn_tune.units import GIB
 
 PaperBackend = Literal["paper", "paper-released", "paper-mended"]
 Phase = Literal["forward", "recompute", "backward"]
-Floats: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.int64]
 Sizes: TypeAlias = Integers | int
 
 RELEASED_ORDER = ("y", "x", "z", "data")

@@ -12,20 +12,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s, lines, route, transfer_time_s
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Job
-from axonn_tune.program.operations import Arithmetic, Value
+from axonn_tune.program.operations import Arithmetic, Floats, Integers, Value
 from axonn_tune.program.pipeline import (
     Count,
-    Integers,
     Kind,
     Operation,
     check_shape,
@@ -38,8 +36,6 @@ from axonn_tune.program.pipeline import (
 from axonn_tune.program.schedules import part_of, schedule_orders
 from axonn_tune.specs.machine import Machine
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
-
-Floats: TypeAlias = NDArray[np.float64]
 
 PERIODIC = 1e-10
 """Clocks whose shifts over a period differ by less than this share of the shift are in steady state. Maximum and sum

@@ -15,24 +15,14 @@ from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.compute import ATTENTION, ComputeClock, ComputeRates, contended_s, exposed_s, seconds_by_kind
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.cost.recorder import Batch
-from axonn_tune.cost.uncertainty import (
-    DEVIATIONS,
-    NUDGE,
-    Floats,
-    half_width,
-    jitter,
-    outside,
-    slopes_of,
-    spread,
-    with_software,
-)
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, half_width, jitter, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.program.lengths import batched_tokens, own_tokens, padding, step_spread
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
+from axonn_tune.program.operations import PLAIN, Floats, captured_layers, is_captured
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in, parts_at
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds

@@ -22,19 +22,16 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, UNMEASURED, exposed_s
 from axonn_tune.frameworks import OF_ONE_NAME, SOFTWARE_SPREADS, base_software, is_fitted, software_key
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Floats, Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine, Nvidia
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import scaled
-
-Floats = NDArray[np.float64]
 
 DEVIATIONS = 1.2816
 """Standard deviations either side of the middle that hold 80% of a normal distribution."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
+from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
@@ -25,6 +25,7 @@ from axonn_tune.frameworks.step import IMBALANCE_SPREAD, NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
 from axonn_tune.learning.operation import with_operation
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
+from axonn_tune.program.operations import Floats
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,

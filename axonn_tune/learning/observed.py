@@ -18,11 +18,12 @@ from statistics import median
 import numpy as np
 
 from axonn_tune.cost.price import Detail
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, RUN_NOISE, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
 from axonn_tune.learning.setups import possible
+from axonn_tune.program.operations import Floats
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.numbers import number_at, scaled, with_numbers

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from axonn_tune.program.operations import Floats
 
 LINEAR_BEYOND = 2.0
 """Residuals beyond this many times their noise count by their size instead of its square."""

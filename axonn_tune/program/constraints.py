@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES
+from axonn_tune.program.operations import Integers
 from axonn_tune.specs.model import Model
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

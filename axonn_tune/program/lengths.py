@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import BATCH_AXES
 from axonn_tune.program.inputs import suffixes
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Floats, Value
 from axonn_tune.specs.lengths import Lengths
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Workload
 
-Floats: TypeAlias = NDArray[np.float64]
 Span: TypeAlias = Callable[[float], float]
 """Positions that a token of a sequence of some length attends to on average, the masked half included."""
 

@@ -23,7 +23,9 @@ from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
 from axonn_tune.vocabulary import CudaGraphs
 
-Value: TypeAlias = float | NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+Value: TypeAlias = float | Floats
 """A quantity of one candidate, or of many: one float64 each."""
 
 

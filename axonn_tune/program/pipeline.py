@@ -19,12 +19,12 @@ from itertools import accumulate, chain, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+
+from axonn_tune.program.operations import Integers
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
 """Forward, whole backward; of a backward pass that is split the input's gradient, and the weights'
 (`program.schedules`)."""
-Integers: TypeAlias = NDArray[np.int64]
 Count: TypeAlias = int | Integers
 
 

@@ -23,12 +23,11 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from axonn_tune.program.operations import Integers
 from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
-Integers: TypeAlias = NDArray[np.int64]
 Order: TypeAlias = tuple[Operation, ...]
 """Operations of one stage."""
 

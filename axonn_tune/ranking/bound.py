@@ -79,11 +79,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import ROUNDING, contended_s
 from axonn_tune.cost.paces import FIRST_PART, LAST_PART, Other, Paces, Part
 from axonn_tune.frameworks.description import PipelineSchedule
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Floats, Integers, Value
 from axonn_tune.specs.model import Model
 
 EXACT = 1.0 - ROUNDING

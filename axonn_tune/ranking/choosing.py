@@ -9,13 +9,14 @@ from math import prod
 
 import numpy as np
 
-from axonn_tune.cost.columns import Integers, distinct
+from axonn_tune.cost.columns import distinct
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.dimensions import MEMORY, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.program.operations import Integers
 from axonn_tune.ranking.fit import least_bytes_of, without_larger
 from axonn_tune.ranking.loop import Loop
 from axonn_tune.ranking.placements import count_orders, list_placements

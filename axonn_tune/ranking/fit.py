@@ -10,10 +10,10 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Floats, Integers, distinct
+from axonn_tune.cost.columns import distinct
 from axonn_tune.frameworks import step_on
 from axonn_tune.program.memory import Memory, host_bytes, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import COLUMNS, Value
+from axonn_tune.program.operations import COLUMNS, Floats, Integers, Value
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs, counted_blocks
 from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, uneven_chunks, with_uneven_chunks
 from axonn_tune.ranking.space import Problem, Variant

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.columns import Floats, Integers, distinct
+from axonn_tune.cost.columns import distinct
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.cost.price import PricedLayout, Prices, detail_of, prices_of
 from axonn_tune.cost.pricer import Pricer
@@ -26,7 +26,7 @@ from axonn_tune.frameworks import step_on
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import executed_flops
-from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.operations import PLAIN, Floats, Integers
 from axonn_tune.program.step import as_runs, counted_blocks
 from axonn_tune.ranking.fit import Fitting, fit_all, fits_at_all
 from axonn_tune.ranking.placements import Placements, count_orders

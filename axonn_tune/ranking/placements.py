@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from axonn_tune.cost.columns import Candidates, Integers, RouteTable, distinct
+from axonn_tune.cost.columns import Candidates, RouteTable, distinct
 from axonn_tune.grid import (
     ALL_AXES,
     EXPERT_AXES,
@@ -22,7 +22,7 @@ from axonn_tune.grid import (
     merged_shape,
     split_axes,
 )
-from axonn_tune.program.operations import Sent
+from axonn_tune.program.operations import Integers, Sent
 from axonn_tune.ranking.shapes import Shapes
 from axonn_tune.ranking.space import Grids, Problem, permuted_axes
 

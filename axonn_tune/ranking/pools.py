@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
+from axonn_tune.cost.columns import Candidates, ColumnPricer, distinct
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
-from axonn_tune.program.operations import COLUMNS
+from axonn_tune.program.operations import COLUMNS, Floats, Integers
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs
 from axonn_tune.ranking.bound import (
     Layers,

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import Term
-from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.price import METRICS, Detail, PricedLayout
 from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
 from axonn_tune.errors import UsageError
@@ -21,6 +20,7 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.program.operations import Floats
 from axonn_tune.ranking.shapes import without_shape
 from axonn_tune.ranking.space import Grids, Problem
 from axonn_tune.request import ALPHA_BETA, RankBy

@@ -10,12 +10,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
+from axonn_tune.cost.columns import ColumnPricer, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates, host_rates
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.dimensions import padded_alignment, table_alignment
-from axonn_tune.program.operations import MATRIX_ALIGNMENT
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Integers
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
 from axonn_tune.ranking.fit import Fitting

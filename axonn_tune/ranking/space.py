@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Integers, distinct
+from axonn_tune.cost.columns import distinct
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES, divisors, factorizations
 from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.dimensions import constraints
+from axonn_tune.program.operations import Integers
 from axonn_tune.recompute import RECOMPUTES, Recompute, lacked_by, modules_of
 from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.model import Model

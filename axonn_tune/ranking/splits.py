@@ -28,13 +28,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces
 from axonn_tune.cost.pipeline import Chains, PipelineTime, StageTimes, overlapped, parts_of, pipeline_time, stage_end_s
 from axonn_tune.cost.pricer import StageSeconds
 from axonn_tune.cost.replay import ChunkTimes
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Floats, Integers, Value
 from axonn_tune.program.step import Contents, Stage, chunks_of, contents_of
 from axonn_tune.ranking.bound import EXACT, contended, parts_within
 from axonn_tune.ranking.space import Problem

@@ -12,10 +12,10 @@ from itertools import chain
 
 import numpy as np
 
-from axonn_tune.cost.columns import ColumnPricer, Floats
+from axonn_tune.cost.columns import ColumnPricer
 from axonn_tune.frameworks.optimizers import optimizers
 from axonn_tune.program.inputs import suffixes
-from axonn_tune.program.operations import Computation, Value
+from axonn_tune.program.operations import Computation, Floats, Value
 from axonn_tune.program.step import MIDDLE
 from axonn_tune.ranking.shapes import Shapes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from axonn_tune.learning.posterior import LINEAR_BEYOND, Bounds, Floats, Posterior, maximize, robust_weights
+from axonn_tune.learning.posterior import LINEAR_BEYOND, Bounds, Posterior, maximize, robust_weights
+from axonn_tune.program.operations import Floats
 
 SLOPES = np.array([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [1.0, 1.0, 0.0], [0.7, 0.1, 0.0]])
 MEASURED = np.array([0.10, 0.04, 0.13, 0.07])
