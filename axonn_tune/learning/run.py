@@ -24,9 +24,9 @@ from axonn_tune.learning.saving import Saving
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
-from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.catalog import available
 from axonn_tune.specs.document import LARGEST_SIZE, first_problem
-from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
+from axonn_tune.specs.loading import DOCUMENT_BYTES, load_document, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.validation.published.cases import Case, accelerators_named, differences, laid_out, model_of, with_stated
@@ -337,7 +337,7 @@ def model_columns(model: Model) -> dict[str, Cell]:
 def shipped_model(model: Model) -> Model | None:
     """The model that ships with the same sizes."""
     own = model_columns(model) | {"model": ""}, _layers(model), model.mtp_layers
-    others = (load_model(name).document for name in available("model"))
+    others = (load_document(path, schema=Model) for path in available("model").values())
     return next(
         (one for one in others if (model_columns(one) | {"model": ""}, _layers(one), one.mtp_layers) == own), None
     )

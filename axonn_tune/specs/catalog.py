@@ -71,10 +71,10 @@ def _find_machine(name: str) -> Path:
 def machines_with(accelerator: str) -> dict[str, str]:
     """Names of machine profiles whose accelerator has every word of `accelerator` in its name, and those names."""
     words, found = re.findall(r"[a-z]*\d+[a-z]*|[a-z]{3,}", accelerator.lower()), dict[str, str]()
-    for name in available("machine") if words else ():
+    for name, path in available("machine").items() if words else ():
         # Broken profiles are not suggested.
         with contextlib.suppress(AxonnTuneError):
-            has = load_file(find("machine", name), schema=Machine).document.accelerator.name
+            has = load_file(path, schema=Machine).document.accelerator.name
             if all(re.search(rf"(?<![a-z0-9]){word}(?!(?<=[0-9])[0-9])", has.lower()) for word in words):
                 found[name] = has
     return found

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
@@ -114,6 +115,7 @@ def is_shipped(kind: Kind, path: Path) -> bool:
     return _shipped(kind).resolve() in path.resolve().parents
 
 
+@cache
 def _shipped(kind: Kind) -> Path:
     """Folder of the shipped files: the installed package, or its source folder in a checkout."""
     # Found without an import of importlib.resources, which takes as long as reading a document.
@@ -157,9 +159,19 @@ def load_document(path: str | Path, *, schema: type[D]) -> D:
 
 def load_file(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
     """The same, with its origin. `overrides` are `dotted.path=value` assignments, as after `--set`."""
-    path = Path(path)
+    path, kind = Path(path), _EXTENSIBLE.get(kind_of(schema))
+    # What ships stays as it is, and a run's model is compared with all of it.
+    read: Any = _read_once if kind is not None and path.parent == _shipped(kind) else _read
+    found: Loaded[D] = read(path, schema, tuple(overrides))
+    return found
+
+
+def _read(path: Path, schema: type[D], overrides: Sequence[str]) -> Loaded[D]:
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     return _load(text, path=path, source=str(path), schema=schema, overrides=overrides)
+
+
+_read_once = lru_cache(maxsize=256)(_read)
 
 
 def parse_document(text: str, *, schema: type[D], source: str = "<text>", overrides: Sequence[str] = ()) -> D:
