@@ -59,6 +59,12 @@ TUNES: tuple[Tune, ...] = get_args(Tune)
 AdapterType = Literal["bf16", "fp32"]
 ADAPTER_TYPES: tuple[AdapterType, ...] = get_args(AdapterType)
 
+COMPUTE_LANE = "compute"
+"""The track of computation in a trace."""
+EMBEDDING_FORWARD, HEAD, EMBEDDING_BACKWARD = "embedding, forward", "head and loss", "embedding, backward"
+END, WEIGHTS = "gradients and optimizer", "weight gradients"
+"""Parts of a step on that track, in order but for blocks: forward, loss, backward, end."""
+
 DEFAULT_MACHINE = "perlmutter"
 """The default machine of a search."""
 LARGEST_SIZE = 2**31 - 1

@@ -12,20 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
-from axonn_tune.cost.paces import Paces
 from axonn_tune.cost.replay import Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, Floats, Integers, Sent, Value
 from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.step import ONLY, Runs, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.paces import Paces
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], Integers, Integers]:
@@ -44,6 +46,8 @@ def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], Integers, Integers]:
 
 BLOCK_ROWS = 8192
 """Candidates scheduled together: a column of this many float64 stays in the second-level cache."""
+SLAB_ROWS = 16384
+"""Candidates whose bounds are worked out at once: their columns stay there, too."""
 
 
 @dataclass(frozen=True)

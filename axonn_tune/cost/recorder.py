@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.specs.traces import COMPUTE_LANE, END, block_backward, block_forward
+from axonn_tune.vocabulary import COMPUTE_LANE, END
 
 TermKey = tuple[str, str, str, str]
 """op, axis, phase, layer."""
@@ -104,6 +104,9 @@ class Recorder:
         names: tuple[str, ...] = (phase,)
         self._number_of_waits = self._micro_batches * times
         if phase in (FORWARD, BACKWARD) and self.run_s:
+            # Imported here: searches write no trace, and start-up time is theirs.
+            from axonn_tune.specs.traces import block_backward, block_forward
+
             step, name = (1, block_forward) if phase == FORWARD else (-1, block_backward)
             first = self._blocks - (phase == BACKWARD)
             names = tuple(name(first + step * number) for number in range(int(times)))

@@ -21,7 +21,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program.operations import ONCE, Collective, Sent, Size, Value
 from axonn_tune.program.schedule import HANDLES, ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
 from axonn_tune.program.step import ONLY, Behind, Runs, Segment, Stage, StepProgram, kept_share, segments
-from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
+from axonn_tune.vocabulary import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 
 
 class ChunkTimes(NamedTuple):

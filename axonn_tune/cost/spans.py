@@ -17,7 +17,8 @@ from axonn_tune.cost.price import Detail
 from axonn_tune.cost.recorder import Batch, Interval
 from axonn_tune.cost.work import CONTENDED
 from axonn_tune.program.operations import Attention, Collective, Computation, HostWork, Kernel, MatMul, Measured
-from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane, shifted, term_name, wait_name
+from axonn_tune.specs.traces import Span, communication_lane, shifted, term_name, wait_name
+from axonn_tune.vocabulary import COMPUTE_LANE, END
 
 STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,12 +30,15 @@ from axonn_tune.program.operations import PLAIN, Floats, Integers
 from axonn_tune.program.step import as_runs, counted_blocks
 from axonn_tune.ranking.fit import Fitting, fit_all, fits_at_all
 from axonn_tune.ranking.placements import Placements, count_orders
-from axonn_tune.ranking.pools import Pool, Unsplit
+from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Tell
 from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
 from axonn_tune.ranking.shapes import Shapes, as_asked, pair_keys, pairs_of, with_all_chunks
 from axonn_tune.ranking.space import Grids, Problem, Variant
 from axonn_tune.vocabulary import PipelineOrder, Precision
+
+if TYPE_CHECKING:
+    from axonn_tune.ranking.unsplit import Unsplit
 
 _FIRST = 256
 """Pairs that are opened first, to know a limit; the next ones are four times as many."""
@@ -180,6 +183,9 @@ class Loop:
 
     def _paired_by(self, precision: Precision | None) -> dict[Mode, Paired]:
         """All pairs in a number format without recompute, whether they fit or not, by the modes of exchanges."""
+        # Imported here: a ranking by communication bounds no pairs, and start-up time is its own.
+        from axonn_tune.ranking.unsplit import Unsplit
+
         if precision not in self._paired:
             ones, _ = self._pairs
             shapes, none = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64)), np.zeros(len(ones))
@@ -274,7 +280,8 @@ class Loop:
                 least = np.zeros(len(pool))
             else:
                 sent = self.problem.rank_by == "communication"
-                least = pool.least_sent_s() if sent else pool.unsplit.least_s(np.arange(len(pool)), pool.chunks)
+                unsplit, chunks = pool.unsplit, pool.chunks
+                least = unsplit.least_sent_s(chunks) if sent else unsplit.least_s(np.arange(len(pool)), chunks)
             if not len(near := np.flatnonzero(least <= limit)):
                 continue
             kept = batch._replace(pool=pool.among(near), shape=batch.shape[near], placement=batch.placement[near])

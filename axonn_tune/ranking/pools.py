@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axonn_tune.cost.columns import Candidates, ColumnPricer, distinct
+from axonn_tune.cost.columns import SLAB_ROWS, Candidates, ColumnPricer, distinct
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.optimizers import ADAMW
@@ -21,17 +21,6 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
 from axonn_tune.program.operations import COLUMNS, Floats, Integers
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs
-from axonn_tune.ranking.bound import (
-    Layers,
-    Parts,
-    Shape,
-    any_order_s,
-    any_split_s,
-    contended,
-    layers_of,
-    parts_within,
-    sent_of_mean_s,
-)
 from axonn_tune.ranking.fit import Fitting, values_of_all
 from axonn_tune.ranking.shapes import Shapes
 from axonn_tune.ranking.space import Problem
@@ -39,12 +28,9 @@ from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
     from axonn_tune.cost.paces import Paces
-    from axonn_tune.cost.pricer import Pricer
     from axonn_tune.cost.replay import StageWork
     from axonn_tune.ranking.splits import Replays, Staged
-
-_SLAB = 16384
-"""Candidates whose bounds are worked out at once: their columns stay in the second-level cache."""
+    from axonn_tune.ranking.unsplit import Unsplit
 
 
 @dataclass(frozen=True)
@@ -123,10 +109,10 @@ class Pool:
 
     def slabs(self) -> Iterator[tuple[Pool, Integers]]:
         """It in parts that are worked out at once, with their places."""
-        if len(self) <= _SLAB:
+        if len(self) <= SLAB_ROWS:
             yield self, np.arange(len(self))
             return
-        for rows in np.array_split(np.arange(len(self)), -(-len(self) // _SLAB)):
+        for rows in np.array_split(np.arange(len(self)), -(-len(self) // SLAB_ROWS)):
             yield self.among(rows), rows
 
     @cached_property
@@ -136,19 +122,18 @@ class Pool:
         return self.pricer.work(values, MIDDLE)
 
     @cached_property
-    def layers(self) -> Layers:
-        """What splits of the candidates are made of, of those that differ."""
-        problem, rows = self.shapes.problem, self._alike[0]
-        return layers_of(self.paces, problem.model, len(rows), with_last=problem.mtp_part is None)
-
-    @cached_property
     def unsplit(self) -> Unsplit:
         """What bounds over all splits of their layers are made of."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.ranking.bound import layers_of
+        from axonn_tune.ranking.unsplit import Unsplit
+
         shape, several = self.candidates.shape, self.several_stages
+        problem, (rows, alike) = self.shapes.problem, self._alike
         return Unsplit(
-            self.shapes.problem,
-            self.layers,
-            self._alike[1],
+            problem,
+            layers_of(self.paces, problem.model, len(rows), with_last=problem.mtp_part is None),
+            alike,
             self.shapes.stages[shape],
             self.batches,
             self.fitting.repeated[shape],
@@ -161,12 +146,6 @@ class Pool:
     def chunks(self) -> Integers:
         """Chunks of a stage of each candidate."""
         return self.shapes.chunks[self.candidates.shape]
-
-    def least_sent_s(self) -> Floats:
-        """Communication of the mean stage of every candidate, s: some stage has no less."""
-        stages = self.shapes.stages[self.candidates.shape]
-        sent_s = self.layers.sent_s[self._alike[1]]
-        return sent_of_mean_s(sent_s, self.batches * self.sends_s, stages=stages, chunks=self.chunks)
 
     def staged(self, rows: Integers) -> Staged:
         """Some candidates with pipeline stages, as their schedules are made."""
@@ -210,88 +189,6 @@ class Pool:
         prices = self.pricer.price(self.candidates.taken(first), values, runs)
         communication, compute, iteration = prices[:, representative]
         return communication, compute, iteration, np.zeros(len(self))
-
-
-@dataclass(frozen=True)
-class Unsplit:
-    """Candidates whose layers are not split yet, as columns: of several pools, of the same number format and model.
-
-    layers: of those that differ; alike: which of these each one is; updates_s: what blocks of each type add to the end
-    of a step; the others as of `bound.Shape`.
-    """
-
-    problem: Problem
-    layers: Layers
-    alike: Integers
-    stages: Integers
-    batches: Floats
-    repeated: Integers
-    sends_s: Floats
-    contention: Floats
-    updates_s: Floats
-
-    @staticmethod
-    def joined(several: Sequence[Unsplit]) -> Unsplit:
-        """One after the other; the problem of the first."""
-        first, ahead = several[0], np.cumsum([0, *(len(one.layers) for one in several)])
-        names = ("stages", "batches", "repeated", "sends_s", "contention", "updates_s")
-        return Unsplit(
-            problem=first.problem,
-            layers=Layers.joined([one.layers for one in several]),
-            alike=np.concatenate([one.alike + start for one, start in zip(several, ahead.tolist(), strict=False)]),
-            **{name: np.concatenate([getattr(one, name) for one in several]) for name in names},
-        )
-
-    def least_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
-        """Least step of some over all splits of their layers, s, of all as a default; chunks: of each row, of any
-        number as a default. Without pipeline stages that of the only stage."""
-        rows = np.arange(len(self.alike)) if rows is None else rows
-        found, model = np.empty(len(rows)), self.problem.model
-        for at, stages in _groups(self.stages[rows], chunks):
-            own = rows[at]
-            layers, batches, contention = self.layers.taken(self.alike[own]), self.batches[own], self.contention[own]
-            if stages == 1:
-                # Blocks of all micro-batches one after the other, with embedding and LM head.
-                whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
-                found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
-                continue
-            if self.problem.framework.step.splits_backward:
-                found[at] = any_order_s(layers, stages, batches, contention=contention)
-                continue
-            cut, parts, end_s = None, Parts(0, model.layers, 0, 0), np.zeros(1)
-            if chunks is not None:
-                cut, parts = chunks[at], _parts(self.problem, stages, chunks[at])
-                # The first stage has so many blocks at least, and no more of the rarer types than there are.
-                most = int(np.argmax(model.counts))
-                least = cut * parts.shortest - (sum(model.counts) - model.counts[most])
-                end_s = np.maximum(least, 0) * self.updates_s[own, most]
-            shape = Shape(stages, cut, batches, self.repeated[own], parts, self.sends_s[own], end_s)
-            found[at] = any_split_s(layers, shape, schedule=self.problem.framework.schedule, contention=contention)
-        return found
-
-
-def _groups(stages: Integers, chunks: Integers | None) -> Iterator[tuple[Integers, int]]:
-    """Candidates with as many stages, those with one chunk and those with several, by their places, at
-    most `_SLAB` and fewer of many stages."""
-    single = np.zeros(len(stages), dtype=np.int64) if chunks is None else 1 * (chunks == 1)
-    for code in distinct(2 * stages + single)[0].tolist():
-        rows, most = np.flatnonzero(2 * stages + single == code), 4 * _SLAB // max(code // 2, 4)
-        for start in range(0, len(rows), most):
-            yield rows[start : start + most], code // 2
-
-
-def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
-    """Limits of the splits of candidates."""
-    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
-    from axonn_tune.cost.pipeline import parts_of
-
-    numbers, _, number = distinct(chunks)
-    searched, alike = problem.splits, len(problem.model.decoder_runs) == 1
-    own = [parts_of(problem, stages, one, problem.parts) for one in numbers.tolist()]
-    limits = np.array([parts_within(one, stages, searched=searched, alike=alike) for one in own])
-    shortest, longest, last, common = limits[number].T
-    # Where it is not in the last part, multi-token prediction counts to the blocks of its part.
-    return Parts(shortest, longest + problem.model.mtp_layers * (problem.mtp_part is not None), last, common)
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:

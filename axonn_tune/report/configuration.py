@@ -38,8 +38,9 @@ from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, node_words, step_fa
 from axonn_tune.report.output import Json, percent
 from axonn_tune.report.ranking import COLLECTIVE, OUTSIDE, TIED, is_tied, page_axes, term_json, term_row, with_framework
 from axonn_tune.report.training import days_interval, show_days
-from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
+from axonn_tune.specs.traces import Span
 from axonn_tune.units import counted, show_bytes, show_count, show_seconds
+from axonn_tune.vocabulary import COMPUTE_LANE, END, HEAD
 
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.uncertainty import ACCELERATOR, DEVIATIONS, GENERATIONS, LARGEST, of_layout, outside, own_bound_s
-from axonn_tune.cost.work import Parts, quantization, separated, step_parts
 from axonn_tune.frameworks import registry
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes, room_of
@@ -19,6 +19,9 @@ from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fi
 from axonn_tune.report.training import training_words
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.work import Parts
 
 _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
@@ -230,6 +233,9 @@ def format_words(priced: Detail) -> str:
     """Why a step in a format below 16 bits takes less, or no less, than in BF16; empty in others."""
     if (plain := priced.in_bf16) is None:
         return ""
+    # Imported here: a table in BF16 does not say this, and start-up time is its own.
+    from axonn_tune.cost.work import quantization
+
     (gemms_s, _), (own_s, quantizing_s) = quantization(plain), quantization(priced)
     return (
         f"{priced.job.workload.precision}: {show_seconds(priced.iteration_s)} a step, the same layout in bf16 "
@@ -294,6 +300,9 @@ def why_first(ranked: Priced) -> str:
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #{rival + 1} have the same {name}; the shorter step decides, then less memory."
+    # Imported here: only -v says this, and start-up time is everyone's.
+    from axonn_tune.cost.work import separated, step_parts
+
     if rank_by == "iteration":
         base, other = (step_parts(ranked.detail(place)) for place in (rival, 0))
     else:

@@ -16,18 +16,9 @@ from axonn_tune.report.output import NOTHING, Column, Json, axis_name, fields_of
 from axonn_tune.report.pairs import TERM_TIMES, pairs_figure, points_of, term_rows
 from axonn_tune.report.ranking import COLLECTIVE
 from axonn_tune.specs.results import Pairs, Summary
-from axonn_tune.specs.traces import (
-    COMPUTE_LANE,
-    TRACE_SCHEMA,
-    MeasuredTrace,
-    Process,
-    Span,
-    shifted,
-    step_name,
-    trace_text,
-)
+from axonn_tune.specs.traces import TRACE_SCHEMA, MeasuredTrace, Process, Span, shifted, step_name, trace_text
 from axonn_tune.units import counted, show_bytes, show_seconds
-from axonn_tune.vocabulary import VERSION
+from axonn_tune.vocabulary import COMPUTE_LANE, VERSION
 
 PREDICTED = "predicted"
 _MOST_SPANS = 100_000

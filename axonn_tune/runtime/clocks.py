@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import Edge
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, step_name, term_name, wait_name
+from axonn_tune.specs.traces import Span, communication_lane, step_name, term_name, wait_name
+from axonn_tune.vocabulary import COMPUTE_LANE
 
 Mark: TypeAlias = Any
 """A point in time as a clock has it: seconds, or a CUDA event."""

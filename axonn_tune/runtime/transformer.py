@@ -52,16 +52,9 @@ from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.saved import ExpertWeights, Router
 from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.specs.traces import (
-    EMBEDDING_BACKWARD,
-    EMBEDDING_FORWARD,
-    END,
-    HEAD,
-    WEIGHTS,
-    block_backward,
-    block_forward,
-)
+from axonn_tune.specs.traces import block_backward, block_forward
 from axonn_tune.specs.workload import ELEMENT_SIZES
+from axonn_tune.vocabulary import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,9 @@ from typing import Any
 from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.specs.loading import read_text
 from axonn_tune.units import MICRO
+from axonn_tune.vocabulary import COMPUTE_LANE
 
 TRACE_SCHEMA = "axonn-tune/trace/1"
-
-COMPUTE_LANE = "compute"
-# Parts of a step on the compute track, in order: forward, loss, backward, end.
-EMBEDDING_FORWARD, HEAD, EMBEDDING_BACKWARD = "embedding, forward", "head and loss", "embedding, backward"
-END, WEIGHTS = "gradients and optimizer", "weight gradients"
 
 
 @dataclass(frozen=True)

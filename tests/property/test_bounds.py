@@ -81,7 +81,12 @@ class Bounded:
         """Bounds of what else candidates are ranked by, and of the schedule of its split."""
         drawn, (pool, place) = self.drawn, self.own
         if pool.several_stages:
-            yield Held("communication", float(pool.least_sent_s()[place]), drawn.detail.communication_s, step=False)
+            yield Held(
+                "communication",
+                float(pool.unsplit.least_sent_s(pool.chunks)[place]),
+                drawn.detail.communication_s,
+                step=False,
+            )
             (mine,) = (one for one in self.schedules if one.parts == (drawn.layout.parts if drawn.moved else None))
             yield Held("chains of its split", float(mine.step_s[0]), drawn.iteration_s)
             staged = pool.staged(np.array([place]))

@@ -24,9 +24,9 @@ from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.model import LayerType
-from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute
+from axonn_tune.vocabulary import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 from tests.runtime.kernels import KernelMeter, kernels_of_step
 
 SECTIONS = ("block", "head", "block_backward")

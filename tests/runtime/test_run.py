@@ -23,7 +23,8 @@ from axonn_tune.runtime.start import RunOptions, rank_environment, run_rank
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
-from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name
+from axonn_tune.specs.traces import communication_lane, term_name
+from axonn_tune.vocabulary import COMPUTE_LANE
 
 STEPS, PATIENCE_S = 6, 90.0
 

@@ -19,7 +19,8 @@ from axonn_tune.runtime.metrics import Metrics, shares_s
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
-from axonn_tune.specs.traces import COMPUTE_LANE, Span
+from axonn_tune.specs.traces import Span
+from axonn_tune.vocabulary import COMPUTE_LANE
 from tests.runtime import tasks
 from tests.runtime.pool import Pools
 from tests.unit.specs.launches import example_launch

@@ -16,9 +16,9 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
+from axonn_tune.specs.traces import Span, communication_lane, term_name, wait_name
 from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.vocabulary import OVERLAPS, Overlap
+from axonn_tune.vocabulary import COMPUTE_LANE, OVERLAPS, Overlap
 from tests.unit.cost.machines import two_tier_machine
 
 WORKLOAD = Workload(global_batch=48 * 8, sequence_length=64)

@@ -62,7 +62,7 @@ def test_pools_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch, rank_by: A
     with stages and without."""
     asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=64).problem
     whole = search(asked, top=20).rows
-    monkeypatch.setattr(pools, "_SLAB", 100)
+    monkeypatch.setattr(pools, "SLAB_ROWS", 100)
     parted = search(asked, top=20).rows
     assert {one.grid.pipeline > 1 for one in whole} == {False, True}
     assert [(one.layout, one.iteration_s) for one in parted] == [(one.layout, one.iteration_s) for one in whole]

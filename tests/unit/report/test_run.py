@@ -15,7 +15,8 @@ from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
 from axonn_tune.request import Request
-from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
+from axonn_tune.specs.traces import MeasuredTrace, Span, step_name
+from axonn_tune.vocabulary import COMPUTE_LANE
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.traces import (
-    COMPUTE_LANE,
-    TRACE_SCHEMA,
-    Process,
-    Span,
-    communication_lane,
-    read_trace,
-    step_name,
-    trace_text,
-)
+from axonn_tune.specs.traces import TRACE_SCHEMA, Process, Span, communication_lane, read_trace, step_name, trace_text
+from axonn_tune.vocabulary import COMPUTE_LANE
 
 SPANS = [
     Span(COMPUTE_LANE, step_name(3), 100.0, 100.5),
