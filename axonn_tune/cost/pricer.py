@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -167,7 +167,12 @@ class Pricer:
         self.routes = {
             axes: route(self.grid.group_shape(axes, self.options.folding), tiers, world) for axes in self.program.groups
         }
-        self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
+        # What replays hold of it does not lead back here, so that all is freed without a search for cycles.
+        machine, routes, call_s = self.machine, self.routes, self.call_s
+        self.lines: Callable[[Sent, str], tuple[Line, ...]] = cache(
+            lambda sent, axes: lines(sent, routes[axes], machine, call_s=call_s)
+        )
+        """Lines of all algorithms and protocols of a collective."""
         self.clock: ComputeClock | None = None
         self.known = KnownSizes()
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
@@ -209,14 +214,14 @@ class Pricer:
         others = None if self.clock is None else (self.clock, None)
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN, others=others)
         self.clock = self.clock or clock
-        runs = as_runs(self.contents[0]) if stage == ONLY else None
+        runs, routes, lines_of = as_runs(self.contents[0]) if stage == ONLY else None, self.routes, self.lines
         return Replay(
             StageWork(clock, *made, stage, runs),
-            streams={axes: (path.outermost,) * (path.outermost >= 0) for axes, path in self.routes.items()},
-            lines=lambda kind, axes: tuple(
-                (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
+            streams={axes: (path.outermost,) * (path.outermost >= 0) for axes, path in routes.items()},
+            lines=lambda sent, axes: tuple(
+                (line.latency_s, line.bandwidth_bytes_per_s) for line in lines_of(sent, axes)
             ),
-            several=lambda axes: float(self.routes[axes].outermost >= 0),
+            several=lambda axes: float(routes[axes].outermost >= 0),
             tiers=len(self.machine.tiers),
         )
 
@@ -263,12 +268,6 @@ class Pricer:
             for of in {"", *last}:
                 found[f"held{of}"] = found[f"held{of}"] + (last[of] if of else sum(last.values()))
         return {name: float(value) for name, value in found.items()}
-
-    def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
-        """Lines of all algorithms and protocols of a collective."""
-        if (sent, axes) not in self._lines:
-            self._lines[sent, axes] = lines(sent, self.routes[axes], self.machine, call_s=self.call_s)
-        return self._lines[sent, axes]
 
     @cached_property
     def kinds(self) -> list[Kind]:
@@ -494,7 +493,8 @@ class Kind:
     def __init__(
         self, pricer: Pricer, stage: Stage, blocks: tuple[Contents, ...], numbers: list[int], values: dict[str, float]
     ) -> None:
-        self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
+        self.blocks, self.numbers, self.values, self.schedule = blocks, numbers, values, pricer.schedule
+        self.tiers, self.autograd = pricer.machine.tiers, pricer.framework.schedule.autograd
         self.replay = pricer.replay(values, stage)
         self.inputs = pricer.replay(values, stage, whole=False) if pricer.order != "1f1b" else None
         only = stage == ONLY
@@ -541,7 +541,7 @@ class Kind:
         head_s = times.forward_s - rest.forward_s
         backward_s, last_s = times.backward_s + head_s, times.last_backward_s + head_s
         halves = rest.backward_s, max(waiting_s + head_s, backward_s - rest.backward_s)
-        if part.first and self.pricer.framework.schedule.autograd:
+        if part.first and self.autograd:
             halves = 0.0, backward_s
         return times._replace(
             forward_s=rest.forward_s,
@@ -553,8 +553,8 @@ class Kind:
 
     def _recording(self, *, intervals: bool) -> Recorder:
         """A new recorder for what is replayed next: of waits, and of every interval on request."""
-        names, clock = tuple(tier.name for tier in self.pricer.machine.tiers), self.replay.work.clock
-        recorder = self.replay.recorder = Recorder(self.pricer.schedule, names, clock.run_s if intervals else None)
+        names, clock = tuple(tier.name for tier in self.tiers), self.replay.work.clock
+        recorder = self.replay.recorder = Recorder(self.schedule, names, clock.run_s if intervals else None)
         return recorder
 
     @property
