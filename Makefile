@@ -18,8 +18,8 @@ help: ## list the targets
 demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
 	@$(BIN)/python -m tools.demo
 
-test: style generated structured chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
-	@$(MAKE) --no-print-directory -j2 types guards
+test: .venv/installed-dev chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
+	@$(MAKE) --no-print-directory -j2 style generated structured types guards
 
 guards: .venv/installed-dev # beside types, which has one core
 	@$(PARALLEL) --ignore=tests/published
