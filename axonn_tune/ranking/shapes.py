@@ -34,9 +34,43 @@ from axonn_tune.program.step import (
 from axonn_tune.ranking.space import Grids, Problem
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
-InFlight: TypeAlias = tuple[tuple[Contents, int, int, int], ...]
+Chunks: TypeAlias = tuple[tuple[Contents, int, int, int], ...]
 """Blocks of each chunk of a stage, of how many micro-batches it holds activations when the stage holds most, and for
 how many its weight gradients wait then; and 1 where one of these is in the backward pass of its last block."""
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """What a stage has and holds, and sums of it, which are worked out once for all shapes with such a stage."""
+
+    chunks: Chunks
+
+    @cached_property
+    def most(self) -> int:
+        """Blocks of its largest chunk."""
+        # Most chunks are alike.
+        return max(map(blocks_in, {one for one, *_ in self.chunks}))
+
+    @cached_property
+    def blocks(self) -> int:
+        """Its blocks of all layer types."""
+        return sum(blocks_in(one) for one, *_ in self.chunks)
+
+    @cached_property
+    def together(self) -> int:
+        """Blocks of all micro-batches whose activations are held together."""
+        return sum(held * blocks_in(one) + (ending if one else 0) for one, held, _, ending in self.chunks)
+
+    @cached_property
+    def waiting(self) -> InFlight:
+        """The same with what waits in the place of what holds activations."""
+        return InFlight.of(tuple((contents, later, 0, -ending) for contents, _, later, ending in self.chunks))
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(chunks: Chunks) -> InFlight:
+        """That of such chunks: one for all that have and hold the same."""
+        return InFlight(chunks)
 
 
 @dataclass(frozen=True)
@@ -57,16 +91,12 @@ class StageRows:
     @cached_property
     def waiting(self) -> StageRows:
         """The same with what waits in the place of what holds activations."""
-        chunks = tuple(
-            tuple((contents, later, 0, -ending) for contents, _, later, ending in one) for one in self.chunks
-        )
-        return StageRows(self.stage, chunks, self.which, self.types)
+        return StageRows(self.stage, tuple(one.waiting for one in self.chunks), self.which, self.types)
 
     @cached_property
     def most(self) -> Integers:
         """Blocks of its largest chunk."""
-        # Most chunks are alike.
-        return np.array([max(map(blocks_in, {one for one, *_ in chunks})) for chunks in self.chunks], dtype=np.int64)
+        return np.array([one.most for one in self.chunks], dtype=np.int64)
 
     @cached_property
     def _first(self) -> tuple[Floats, Floats, Floats]:
@@ -83,11 +113,7 @@ class StageRows:
     @cached_property
     def _sums(self) -> Floats:
         """Blocks of all layer types, and those with activations held together, `[2, shapes of pipelines]`."""
-        each = [
-            [(blocks_in(one), held * blocks_in(one) + (ending if one else 0)) for one, held, _, ending in chunks]
-            for chunks in self.chunks
-        ]
-        return np.array([[sum(column) for column in zip(*pairs, strict=True)] for pairs in each], dtype=float).T
+        return np.array([(one.blocks, one.together) for one in self.chunks], dtype=float).T
 
     def taken(self, rows: Integers) -> StageRows:
         """Of some shapes, with what is known of the contents."""
@@ -120,7 +146,7 @@ class StageRows:
         if program.given.options.splits_backward:
             later = self.waiting._kinds(program, repeated)
             found |= {name.replace("held", "waiting"): value for name, value in later.items() if "held" in name}
-            heads = [float(later - ending) for *_, (_, _, later, ending) in self.chunks]
+            heads = [float(later - ending) for *_, (_, _, later, ending) in (one.chunks for one in self.chunks)]
             found["waiting_head"] = np.array(heads)[self.which]
         return found
 
@@ -471,7 +497,7 @@ def _stage_chunks(
 
     def chunks_of(stage: int) -> InFlight:
         held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
-        return tuple((one, batches, 0, 0) for one, batches in zip(each[stage], held, strict=True))
+        return InFlight.of(tuple((one, batches, 0, 0) for one, batches in zip(each[stage], held, strict=True)))
 
     return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
 
@@ -482,7 +508,7 @@ def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
     blocks, together, others = found = np.zeros((3, width, types))
     others += np.inf
     alike = dict[Contents, list[int]]()
-    for contents, held, _, ending in chunks:
+    for contents, held, _, ending in chunks.chunks:
         alike.setdefault(contents, []).append(held)
         if contents:
             together[1:, contents[0][0]] += ending
@@ -513,7 +539,7 @@ def _ordered_stages(
         for one in every:
             if one.kind != "F" or stage.last:
                 chunks = tuple(zip(contents, one.whole, one.waiting, one.ending, strict=True))
-                found.setdefault((stage, one.kind), []).append(chunks)
+                found.setdefault((stage, one.kind), []).append(InFlight.of(chunks))
     return found
 
 
