@@ -178,6 +178,7 @@ class Pricer:
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
+        self._settled_stages: dict[tuple[int, float | None], tuple[dict[str, float], Memory]] = {}
 
     def _cut(self) -> None:
         """The layers of each model part, by the split of the layout."""
@@ -274,7 +275,7 @@ class Pricer:
         """Stages that are alike, replayed."""
         found = []
         for (stage, blocks), numbers in stages_alike(self.contents, self.grid.pipeline, self.order).items():
-            found.append(Kind(self, stage, blocks, numbers, self.settled[numbers[0]][0]))
+            found.append(Kind(self, stage, blocks, numbers, self.settled_stage(numbers[0], kept=self.kept)[0]))
         return found
 
     @cached_property
@@ -326,16 +327,26 @@ class Pricer:
         found = copy(self)
         found.layout = layout
         found._cut()
-        for name in ("kinds", "kind_of", "step", "settled"):
+        for name in ("kinds", "kind_of", "step", "settled", "firsts", "kept"):
             vars(found).pop(name, None)
+        found._settled_stages = {}
         return found
 
     def fits(self, limit_bytes: float) -> bool:
-        """Whether every stage fits into memory: of those alike the first has most micro-batches in flight, where their
-        backward passes are whole."""
-        alike = stages_alike(self.contents, self.grid.pipeline).values()
-        firsts = (numbers[0] for numbers in alike) if self.order == "1f1b" else range(self.grid.pipeline)
-        return all(float(self.settled_stage(number)[1].total_bytes) <= limit_bytes for number in firsts)
+        """Whether every stage fits into memory."""
+        kept = self.layout.kept_layers
+        return all(self.settled_stage(one, kept=kept)[1].total_bytes <= limit_bytes for one in self.largest)
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first of the stages that are alike."""
+        return [numbers[0] for numbers in stages_alike(self.contents, self.grid.pipeline, self.order).values()]
+
+    @property
+    def largest(self) -> Sequence[int]:
+        """The stages of which one needs most memory: of those alike the first has most micro-batches in flight, where
+        their backward passes are whole."""
+        return self.firsts if self.order == "1f1b" else range(self.grid.pipeline)
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
@@ -343,11 +354,13 @@ class Pricer:
         kept: that number, where other stages decide it.
         """
         asked = self.layout.kept_layers if kept is None else kept
-        found = [self._settled(number, held, kept=asked) for held in self._held(number)]
-        least = min(float(memory.kept_layers) for _, memory in found)
-        if any(float(memory.kept_layers) > least for _, memory in found):
-            found = [self._settled(number, held, kept=least) for held in self._held(number)]
-        return max(found, key=lambda one: float(one[1].total_bytes))
+        if (number, asked) not in self._settled_stages:
+            found = [self._settled(number, held, kept=asked) for held in self._held(number)]
+            least = min(float(memory.kept_layers) for _, memory in found)
+            if any(float(memory.kept_layers) > least for _, memory in found):
+                found = [self._settled(number, held, kept=least) for held in self._held(number)]
+            self._settled_stages[number, asked] = max(found, key=lambda one: float(one[1].total_bytes))
+        return self._settled_stages[number, asked]
 
     def _settled(self, number: int, together: Together, *, kept: float | None) -> tuple[dict[str, float], Memory]:
         """The same at one time."""
@@ -391,21 +404,27 @@ class Pricer:
         ]
 
     @cached_property
-    def settled(self) -> list[tuple[dict[str, float], Memory]]:
-        """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
+    def kept(self) -> float | None:
+        """Layers that are not resharded on every stage, as many as all have memory for: of those alike the first has
+        least."""
         stages, kept = self.grid.pipeline, self.layout.kept_layers
-        if stages > 1 and kept is None:
-            blocks = [sum(map(blocks_in, contents)) for _, contents in self.stages]
-            firsts = [numbers[0] for numbers in stages_alike(self.contents, stages, self.order).values()]
-            alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
-            fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
-            return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
-        return [self.settled_stage(number) for number in range(stages)]
+        if stages == 1 or kept is not None:
+            return kept
+        blocks = [sum(map(blocks_in, contents)) for _, contents in self.stages]
+        alone = {number: self.settled_stage(number)[1].kept_layers for number in self.firsts}
+        fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
+        return min([float(max(blocks)), *fewer])
+
+    @cached_property
+    def settled(self) -> list[tuple[dict[str, float], Memory]]:
+        """Every stage, with those layers not resharded."""
+        return [self.settled_stage(number, kept=self.kept) for number in range(self.grid.pipeline)]
 
     @property
     def memory(self) -> Memory:
         """Memory of the stage that needs most."""
-        return max((memory for _, memory in self.settled), key=lambda memory: float(memory.total_bytes))
+        each = (self.settled_stage(number, kept=self.kept)[1] for number in self.largest)
+        return max(each, key=lambda memory: float(memory.total_bytes))
 
     @property
     def host_bytes(self) -> float:

@@ -568,7 +568,9 @@ def captured_layers(scopes: Iterable[CudaGraphs]) -> tuple[str, ...]:
 
 def is_captured(layer: str, captured: tuple[str, ...]) -> bool:
     """Whether a layer begins with one of these, behind the name of its layer type, or is of blocks and those are."""
-    name = ".".join(layer.split(".")[-2:]) if captured else ""
+    if not captured:
+        return False
+    name = ".".join(layer.split(".")[-2:])
     return name.startswith(captured) or (_OF_BLOCKS in captured and not name.startswith(_BESIDE_BLOCKS))
 
 
