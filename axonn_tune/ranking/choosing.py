@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
@@ -92,6 +94,18 @@ def _priced(loop: Loop, programs: Programs, candidates: int, seconds: float, *, 
     return Priced(problem, searched, grids, first, feasible, least, below, shortest, interrupted=interrupted)
 
 
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Garbage is looked for seldom: a search keeps nearly all it makes, and its cycles are some hundred objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@_seldom_collected()
 def run_search(
     problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), top: int = DEFAULT_TOP, variants: bool = False
 ) -> Priced:
