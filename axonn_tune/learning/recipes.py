@@ -192,7 +192,8 @@ def model_named(text: str) -> Model | None:
     # NeMo 2 writes Llama31Config70B, torchtune llama3_1/70B_full.
     written = re.sub(r"([a-z])(\d)(\d?)config_?(\d+x?\d*b)", r"\1-\2.\3-\4", text.lower())
     written = re.sub(r"(llama\d|qwen\d|gemma\d?|mistral|phi\d)(?:_(\d))?/(\d+b)_", r"\1.\2-\3 ", written)
-    written = written.replace(".-", "-")
+    written = re.sub(r"--model_name[ =](\w+) --model_size[ =](\w+)", r"\1_\2", written.replace(".-", "-"))
+    written = re.sub(r"\bllama3([1-3])_(\d+b)", r"llama-3.\1-\2", written)
     words = re.split(r"[^a-z0-9._-]+", written)
     plain = [re.sub(r"[._-]", "", word) for word in words]
     known = {re.sub(r"[^a-z0-9]", "", name): name for name in sorted(available("model"), key=len)}

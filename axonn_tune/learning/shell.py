@@ -9,10 +9,12 @@ from its start to its end, and what it expands to is bounded.
 from __future__ import annotations
 
 import ast
+import contextlib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 
 from axonn_tune.errors import DocumentError, Problem
@@ -68,6 +70,13 @@ def slurm_sizes(words: Sequence[Stated]) -> dict[str, Stated]:
         tasks = int(found["nodes"].value) * int(found["ntasks_per_node"].value)
         found["ntasks"] = Stated(str(tasks), found["nodes"].line)
     return found
+
+
+def program_of(words: Sequence[Stated]) -> str:
+    """The program that a command starts: the module after `-m`, or the first Python file; "" for none."""
+    values = [word.value for word in words]
+    file = next((value for value in values if value.endswith(".py")), "")
+    return next((after for before, after in pairwise(values) if before == "-m" and "." in after), file)
 
 
 # From characters to words.
@@ -146,6 +155,8 @@ class _Scanner:
             self.line += whole.count("\n")
             if whole.startswith("${"):
                 return re.sub("[\"']", "", whole)
+            if (printed := _CAT.fullmatch(whole)) is not None:
+                self.script.keep(Stated(printed[2], self.line - whole.count("\n") + 1))
             # Arithmetic without blanks, or the output of a command.
             if (sum_ := re.fullmatch(r"\$\(\s*expr\s+([\w\s${}*/+%\\-]+)\)", whole)) is not None:
                 whole = "$((" + sum_[1].replace("\\", "") + "))"
@@ -189,6 +200,11 @@ _REFERENCE = re.compile(r"\$(?:\(\(|\{|(?P<name>[A-Za-z_]\w*))")
 _WHOLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?:(:?[-=])(.*)|[,^]{1,2})?", re.DOTALL)
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
+_IDLE = ("echo", "printf", "set", "read", "cd", "mkdir", "source", ".", "trap", "ulimit", "unset", "sleep", "exit")
+"""Commands that start no training."""
+_STARTING = re.compile(r"(?m)(?:^|[\s/])(?:torchrun|deepspeed|srun|accelerate launch|python3? +(?:-\w+ +)*\S+)(?:\s|$)")
+"""What starts a program in the text of a script that another writes."""
+_CAT = re.compile(r"\$\(\s*cat\s*<<-?\s*\\?['\"]?(\w+)['\"]?[ \t]*\n(.*\n)[ \t]*\1\s*\)", re.DOTALL)
 _LEADING = ("do", "{", "time", "exec", "eval")
 _COMPARED = {"-eq": "==", "-ne": "!=", "-gt": ">", "-ge": ">=", "-lt": "<", "-le": "<="}
 
@@ -209,7 +225,8 @@ class Script:
 
     directives: of `#SBATCH`; commands: the words of each command; documents: here-documents with the line they begin
     in; skipped: lines of conditions that were taken to be false. truth: whether the last statement succeeded, None
-    where that is unknown.
+    where that is unknown; filling: the variable that the next here-document is read into, "" for none;
+    within: whether a script that this one writes is read.
     """
 
     path: str
@@ -221,6 +238,8 @@ class Script:
     branches: list[_Branch] = field(default_factory=list)
     truth: bool | None = True
     spent: int = 0
+    filling: str = ""
+    within: bool = False
 
     def refusal(self, words: str, line: int) -> DocumentError:
         """The error of a line."""
@@ -243,8 +262,24 @@ class Script:
 
     def keep(self, document: Stated) -> None:
         """A here-document of a branch that runs, or may run."""
-        if all(branch.runs or branch.unknown for branch in self.branches):
-            self.documents.append(replace(document, value=self.text(document.value, document.line)))
+        name, self.filling = self.filling, ""
+        if not all(branch.runs or branch.unknown for branch in self.branches):
+            return
+        found = replace(document, value=self.text(document.value, document.line))
+        self.documents.append(found)
+        if name:
+            lines = enumerate(found.value.splitlines(), found.line)
+            self.variables[name] = [Stated(word, at) for at, line in lines for word in line.rstrip("\\ ").split()]
+        elif not self.within and not found.value.lstrip().startswith("{") and _STARTING.search(found.value):
+            self._written(found)
+
+    def _written(self, document: Stated) -> None:
+        """Run a script that this one writes; one that cannot be read is left out."""
+        branches, truth = self.branches, self.truth
+        self.branches, self.within = [], True
+        with contextlib.suppress(DocumentError):
+            _Scanner(document.value.replace("\\$", "$"), self, line=document.line).read()
+        self.branches, self.truth, self.within = branches, truth, False
 
     def _keyword(self, word: Stated) -> bool:
         """Open, change or close a branch; whether a word is no part of a command."""
@@ -296,7 +331,9 @@ class Script:
             value = self.expanded(others if more else [replace(first, value=assigned[3]), *others])
             self.variables[name] = self.variables.get(name, []) if more or assigned[2] else []
             self.variables[name] += value
-        if rest and not declared and rest[0][0].value not in ("echo", "printf"):
+        if rest and rest[0][0].value == "read":
+            self.filling = rest[-1][0].value
+        if rest and not declared and rest[0][0].value not in _IDLE:
             found = tuple(self.expanded([part for word in rest for part in word]))
             self.commands += [found] if found else []
 

@@ -54,7 +54,7 @@ from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, ORDER, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
-from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.learning.shell import OUTPUT, Script, program_of, read_script, slurm_sizes
 from axonn_tune.learning.trainers import (
     BRIDGE,
     bridge_mode,
@@ -91,9 +91,10 @@ class _Source:
 
     @property
     def text(self) -> str:
-        """Its command, and a line `name=value` for each argument."""
+        """Its command, a line `program=FILE` for what that starts, and a line `name=value` for each argument."""
         words = " ".join(word.value for word in self.words)
-        return "\n".join([words, *(f"{name}={stated.value}" for name, stated in self.own.items())])
+        pairs = (f"{name}={stated.value}" for name, stated in self.own.items())
+        return "\n".join([words, f"program={program_of(self.words)}", *pairs])
 
     def name(self, name: str) -> str:
         """The value of an argument of this plain name, "" without one."""

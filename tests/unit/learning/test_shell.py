@@ -131,6 +131,17 @@ def test_here_documents_are_kept_with_their_variables() -> None:
     assert found == Stated('{"stage": 3}\n', 3)
 
 
+def test_here_documents_are_words_where_they_are_read_and_commands_where_they_are_scripts() -> None:
+    """Guards launchers that write what they start: by `read`, by `cat` into a variable, and into a file."""
+    found = script("read -r -d '' ARGS <<EOF\n--tp 4 \\\n--pp 2\nEOF\nrun $ARGS").commands[-1]
+    assert found == (Stated("run", 5), Stated("--tp", 2), Stated("4", 2), Stated("--pp", 3), Stated("2", 3))
+    worker = "N=4\nW=$(cat <<- EOM\n  [ $X ] ;\n  torchrun a.py --rank \\$R \\\n   --tp $N\nEOM\n)"
+    assert started(worker) == "torchrun a.py --rank $R --tp 4"
+    assert started("cat > w.sh <<'EOF'\npython -u b.py --tp 4\nEOF\n") == "python -u b.py --tp 4"
+    assert started("cat > notes <<'EOF'\npython a.py it's\nEOF\n") == "cat > notes"
+    assert started("set -euo pipefail\nrun") == "run"
+
+
 @pytest.mark.parametrize(
     ("text", "line"), [('run\nrun "a\nb', 2), ("A=(\n1 2\n", 1), ("run ${A", 1), ("run $(a", 1), ("x" * (1 << 21), 1)]
 )
