@@ -23,8 +23,16 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import executed_flops, padded_alignment, symbol_values, table_alignment
-from axonn_tune.program.memory import During, KnownSizes, Memory, host_bytes, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import PLAIN, Collective, Sent
+from axonn_tune.program.memory import (
+    During,
+    KnownSizes,
+    Memory,
+    host_bytes,
+    memory_limit_bytes,
+    memory_plan,
+    price_memory,
+)
+from axonn_tune.program.operations import PLAIN, Collective, Floats, Sent
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.step import (
     BOTH_ENDS,
@@ -40,10 +48,10 @@ from axonn_tune.program.step import (
     chunks_of,
     contents_of,
     counted_blocks,
+    held_by_chunk,
     kept_by_kind,
     stages_alike,
     stages_of,
-    waiting_values,
 )
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.model import Model
@@ -102,13 +110,15 @@ def _without_weight_gradients(program: StepProgram, workload: Workload) -> tuple
 
 
 class Together(NamedTuple):
-    """Micro-batches of each chunk of a stage that hold activations together, whose weight gradients wait, and that are
-    in their last block's backward pass; and the kind of operation in which that is, where backward passes are split."""
+    """What a stage holds at one time, by symbol (`step.held_by_chunk`), and the kind of operation in which that is,
+    where backward passes are split."""
 
-    whole: Sequence[float]
-    waiting: Sequence[float] = ()
-    ending: Sequence[float] = ()
+    counts: dict[str, float]
     kind: During = None
+
+
+_ROUNDING = 2.0**-20
+"""Of what is held: totals that differ by less than that share of it may be in another order by rounding."""
 
 
 class StageSeconds(NamedTuple):
@@ -175,6 +185,7 @@ class Pricer:
         """Lines of all algorithms and protocols of a collective."""
         self.clock: ComputeClock | None = None
         self.known = KnownSizes()
+        self._held_bytes: dict[bool, Floats] = {}
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, Hashable], StageSeconds] = {}
@@ -247,27 +258,12 @@ class Pricer:
             self._stages[key] = StageSeconds(*map(float, each))
         return self._stages[key]
 
-    def _counted(
-        self,
-        stage: Stage,
-        contents: Sequence[Contents],
-        held: Together | None = None,
-        *,
-        kept: float | None = None,
-    ) -> dict[str, float]:
-        """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default;
-        waiting: those whose weight gradients wait; ending: of these, those in their last block's backward pass."""
-        held = held or Together([1.0] * len(contents))
-        chunks = list(zip(map(as_runs, contents), held.whole, strict=True))
+    def _counted(self, stage: Stage, contents: Sequence[Contents], *, kept: float | None = None) -> dict[str, float]:
+        """All symbols of a stage with such chunks, each of which has one micro-batch in flight."""
         values, again = self._symbols(stage, contents), float(self.repeated or 0.0)
+        chunks = [(as_runs(one), 1.0) for one in contents]
         found = counted_blocks(self.program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
-        found["held"] = sum(count * blocks_in(one) for one, (_, count) in zip(contents, chunks, strict=True))
-        if held.waiting:
-            later = list(zip(map(as_runs, contents), held.waiting, strict=True))
-            symbols, last = waiting_values(self.program, later, held.ending, again)
-            found |= symbols
-            for of in {"", *last}:
-                found[f"held{of}"] = found[f"held{of}"] + (last[of] if of else sum(last.values()))
+        found["held"] = sum(map(blocks_in, contents))
         return {name: float(value) for name, value in found.items()}
 
     @cached_property
@@ -355,18 +351,19 @@ class Pricer:
         """
         asked = self.layout.kept_layers if kept is None else kept
         if (number, asked) not in self._settled_stages:
-            found = [self._settled(number, held, kept=asked) for held in self._held(number)]
+            values, several = self._counted(*self.stages[number]), self._held(number)
+            found = [self._settled(number, values | one.counts, one.kind, kept=asked) for one in several]
             least = min(float(memory.kept_layers) for _, memory in found)
             if any(float(memory.kept_layers) > least for _, memory in found):
-                found = [self._settled(number, held, kept=least) for held in self._held(number)]
+                found = [self._settled(number, values | one.counts, one.kind, kept=least) for one in several]
             self._settled_stages[number, asked] = max(found, key=lambda one: float(one[1].total_bytes))
         return self._settled_stages[number, asked]
 
-    def _settled(self, number: int, together: Together, *, kept: float | None) -> tuple[dict[str, float], Memory]:
+    def _settled(
+        self, number: int, values: dict[str, float], during: During, *, kept: float | None
+    ) -> tuple[dict[str, float], Memory]:
         """The same at one time."""
         stage, contents = self.stages[number]
-        chunks = list(zip(map(as_runs, contents), together.whole, strict=True))
-        values = self._counted(stage, contents, together)
         memory = price_memory(
             self.program,
             values,
@@ -375,33 +372,49 @@ class Pricer:
             kept_layers=None if kept is None else min(float(kept), values["L"]),
             stage=stage,
             known=self.known,
-            during=together.kind,
+            during=during,
         )
+        chunks = [(as_runs(one), 1.0) for one in contents]
         found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
         return values | {name: float(count) for name, count in found.items()}, memory
 
     def _held(self, number: int) -> list[Together]:
-        """Micro-batches of each chunk of a stage that hold activations at times at which it may hold most."""
+        """What a stage holds at the times at which it may hold most."""
         (stage, contents), stages = self.stages[number], len(self.stages)
         if stages == 1:
-            return [Together([1.0])]
+            return [Together({})]
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.program.pipeline import held_of_chunks
 
         blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
+        names, each = held_by_chunk(self.program, contents, self.repeated or 0)
         if self.order == "1f1b":
             more = int(self.options.expert_overlap and len(blocks) > 1)
             held = held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more)
-            return [Together([*map(float, held)])]
+            counts = (np.array(held) @ each[: len(held)]).tolist()
+            return [Together({name: one for name, one in zip(names, counts, strict=True) if "waiting" not in name})]
         # Imported here: most schedules split no backward pass, and start-up time is theirs.
-        from axonn_tune.program.schedules import stage_held
+        from axonn_tune.program.schedules import stage_states
 
-        every = stage_held(self.order, number, stages=stages, chunks=len(blocks), micro_batches=batches)
-        return [
-            Together([*map(float, one.whole)], [*map(float, one.waiting)], [*map(float, one.ending)], one.kind)
-            for one in every
-            if one.kind != "F" or stage.last
-        ]
+        shape = {"stages": stages, "chunks": len(blocks), "micro_batches": batches}
+        found = list[Together]()
+        for kind, states in stage_states(self.order, number, **shape).items():
+            if kind != "F" or stage.last:
+                found += self._most(stage, kind, names, states @ each)
+        return found
+
+    def _most(self, stage: Stage, during: During, names: tuple[str, ...], counts: Floats) -> list[Together]:
+        """Of the states of a stage in one kind of operation those that may need most memory, beyond rounding.
+
+        All that differs between them is the sum of what is held, which is linear in these counts. Of a larger sum no
+        more layers fit that are not resharded, and for as many of these the total is larger, too.
+        """
+        if stage.last not in self._held_bytes:
+            plan, values = memory_plan(self.program, stage, during), self._symbols(stage, self.contents)
+            self._held_bytes[stage.last] = np.array(plan.held_bytes(names, values))
+        held_bytes = counts @ self._held_bytes[stage.last]
+        most = counts[held_bytes >= (1.0 - _ROUNDING) * held_bytes.max()].tolist()
+        return [Together(dict(zip(names, one, strict=True)), during) for one in dict.fromkeys(map(tuple, most))]
 
     @cached_property
     def kept(self) -> float | None:

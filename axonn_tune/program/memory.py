@@ -230,6 +230,16 @@ class MemoryPlan:
         assert not apart, "layouts have the same in all their stages"
         return Sums(tuple(sizes), tuple(links), kept_layers, peaks)
 
+    def held_bytes(self, names: Iterable[str], values: Mapping[str, Value]) -> list[Value]:
+        """Bytes of saved activations that one more of each symbol adds (`step.held_by_chunk`), for given values of all
+        others: they are linear in these symbols."""
+        found: dict[str, Value] = dict.fromkeys(names, 0.0)
+        values = dict(_longest(values)) | dict.fromkeys(found, 1.0)
+        for _, size in self.saved:
+            for name in found.keys() & {name for name, _ in size.powers}:
+                found[name] += size.evaluate(values)
+        return [*found.values()]
+
 
 _OF_STAGE = {"L", "held", "freed", "repeated", "kept", "unkept"} | {
     name.powers[0][0] for name in (_PARAMETERS, _VECTORS, _EXPERTS, symbol("head_norms"))
@@ -555,8 +565,7 @@ def price_memory(
     none.
     """
     plan = memory_plan(program, stage, during)
-    if "longest" in values:
-        values = {**values, "S": values["longest"]}
+    values = _longest(values)
     needed = _gathers(plan.given, values, arithmetic=arithmetic)
     per_layer, peaks = (known or KnownSizes()).of(plan, values, arithmetic)
     none_kept: Value = 0.0
@@ -583,6 +592,11 @@ def price_memory(
     total: Value = lasting_bytes + arithmetic.larger(none_kept, some_kept + held)
     chosen = [(one[more], one[2]) for one in buffers]
     return Memory(plan, values, chosen, held if more else 0.0, total, kept)
+
+
+def _longest(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Where sequences differ in length, the same of the micro-batch that has most."""
+    return {**values, "S": values["longest"]} if "longest" in values else values
 
 
 def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from axonn_tune.program.operations import Integers
+from axonn_tune.program.operations import Floats, Integers
 from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
@@ -353,3 +353,14 @@ def stage_held(
     """The same of a stage of a schedule."""
     order = schedule_orders(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches)[stage]
     return held_at_most(order, chunks=chunks)
+
+
+@lru_cache(maxsize=4096)
+def stage_states(
+    schedule: PipelineOrder, stage: int, *, stages: int, chunks: int, micro_batches: int
+) -> dict[Kind, Floats]:
+    """The same as rows, `[states, 3·chunks]`, by kind: whole, waiting and ending micro-batches of each chunk."""
+    found = dict[Kind, list[tuple[int, ...]]]()
+    for one in stage_held(schedule, stage, stages=stages, chunks=chunks, micro_batches=micro_batches):
+        found.setdefault(one.kind, []).append((*one.whole, *one.waiting, *one.ending))
+    return {kind: np.array(rows, dtype=np.float64) for kind, rows in found.items()}

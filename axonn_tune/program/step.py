@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.optimizers import ADAMW
 from axonn_tune.frameworks.step import StepOptions
@@ -42,6 +44,7 @@ from axonn_tune.program.operations import (
     REPEATING,
     Arithmetic,
     Collective,
+    Floats,
     Operation,
     Size,
     Value,
@@ -391,21 +394,35 @@ def blocks_by_kind(
     return found
 
 
-def waiting_values(
-    program: StepProgram, waiting: Chunks, ending: Sequence[float], repeated: Value
-) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Symbols of weight gradients that wait: blocks of each kind, and micro-batches of the chunk with the LM head. And
-    by kind the blocks in which the backward pass of a chunk ends, which are whole and none of these.
+@lru_cache(maxsize=4096)
+def held_by_chunk(
+    program: StepProgram, contents: tuple[Contents, ...], repeated: int
+) -> tuple[tuple[str, ...], Floats]:
+    """Symbols of what a stage holds, and by how much a micro-batch of each chunk raises them, `[3·v, symbols]`: of v
+    rows each, one whose activations are whole, one that waits for its weight gradients, and one whose backward pass
+    ends: the block in which it does is whole and not one that waits.
 
-    waiting: blocks of each chunk of a stage, and micro-batches whose weight gradients wait; ending: of these, those
-    that end; repeated: as of `blocks_by_kind`.
+    contents: of each chunk; repeated: as of `blocks_by_kind`. Symbols: `held` and `waiting` of each kind of block,
+    `held` of all together, and micro-batches for which the LM head's weight gradient waits.
     """
-    counted = blocks_by_kind(program, waiting, repeated=repeated, arithmetic=PLAIN)
-    firsts = [(((runs[0][0], 1.0),) if runs else (), count) for (runs, _), count in zip(waiting, ending, strict=True)]
-    last = blocks_by_kind(program, firsts, repeated=repeated, arithmetic=PLAIN)
     kinds = [block.given.counted for block in program.blocks]
-    found = {f"waiting{of}": counted[f"held{of}"] - last[f"held{of}"] for of in kinds}
-    return found | {"waiting_head": waiting[-1][1] - ending[-1]}, {of: last[f"held{of}"] for of in kinds}
+
+    def blocks(several: Iterable[Contents]) -> Floats:
+        each = (
+            blocks_by_kind(program, [(as_runs(one), 1.0)], repeated=float(repeated), arithmetic=PLAIN)
+            for one in several
+        )
+        return np.array([[counts[f"L{of}"] for of in kinds] for counts in each])
+
+    all_, last = blocks(contents), blocks(tuple((of_type, 1) for of_type, _ in one[:1]) for one in contents)
+    none, head = np.zeros_like(last), np.zeros((3, len(contents)))
+    head[1:, -1] = 1.0, -1.0
+    held, waiting = np.concatenate([all_, none, last]), np.concatenate([none, all_, -last])
+    names = [*(f"held{of}" for of in kinds), *(f"waiting{of}" for of in kinds), "waiting_head"]
+    columns = [held, waiting, head.ravel()]
+    if len(kinds) > 1:
+        names, columns = [*names, "held"], [*columns, held.sum(axis=1)]
+    return tuple(names), np.column_stack(columns)
 
 
 def kept_by_kind(
