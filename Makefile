@@ -22,7 +22,7 @@ test: .venv/installed-dev chromium ## a fast guard for each promise, style, type
 	@$(MAKE) --no-print-directory -j2 style generated structured types guards
 
 guards: .venv/installed-dev # beside types, which has one core
-	@$(PARALLEL) --ignore=tests/published
+	@$(PARALLEL) -n 3 --ignore=tests/published
 
 nightly: .venv/installed-dev chromium ## the tests that take longer, marked nightly: half an hour on two cores
 	@$(PARALLEL) -m nightly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,10 @@ SPREAD = {
     "tests/runtime/test_dry_run.py": 6,
     "tests/runtime/test_kernels.py": 4,
     "tests/cli/test_fuzz.py": 4,
+    "tests/unit/test_api.py": 4,
 }
-"""Files of which so many parts may each run in a worker of its own; all others run whole in one, for their fixtures."""
+"""Files of which so many parts may each run in a worker of its own; all others run whole in one, for their fixtures.
+These take longest and come first, so that no worker is left with one at the end."""
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
@@ -47,12 +50,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 def pytest_configure(config: pytest.Config) -> None:
     """A folder for searches that tests share, which workers find by its name in the environment; and lines as wide as
     a pipe's, in whatever terminal."""
+    gc.disable()
     os.environ["COLUMNS"] = "100"
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = TemporaryDirectory(prefix="axonn-tune-searches-")
         os.environ[SEARCHES] = folder.name
         config.add_cleanup(folder.cleanup)
     config.pluginmanager.register(CpuSeconds(), "cpu-seconds")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in SPREAD)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """No search for cycles goes through what was collected, which stays; those of tests are as rare as in a command."""
+    gc.freeze()
+    gc.set_threshold(1_000_000, 50, 50)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
