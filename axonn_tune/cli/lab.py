@@ -9,13 +9,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import (
-    Count,
-    help_option,
-    terms_option,
-    training_options,
-    write_or_print,
-)
+from axonn_tune.cli.options import Count, help_option, terms_option, training_options, write_or_print
 
 _CORE_BITS_PER_S = 400e6
 """Sum of uplink rates per core above which cores, not links, are the bottleneck."""

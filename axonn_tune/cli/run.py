@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import (
-    Count,
-    format_option,
-    help_option,
-    terms_option,
-    training_options,
-)
+from axonn_tune.cli.options import Count, format_option, help_option, terms_option, training_options
 
 if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State

@@ -21,21 +21,12 @@ from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.ranking.documents import ConfigurationDetail, detailed, framework_of, inputs_of
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report import page
+from axonn_tune.report.collective_costs import line_sentences
 from axonn_tune.report.commands import approximate, explain_command, layout_pins
-from axonn_tune.report.explain import (
-    ACTIVATIONS,
-    MAP_COLUMNS,
-    MEMORY_COLUMNS,
-    MEMORY_GROUPS,
-    WORK_COLUMNS,
-    gap_to_peak,
-    line_sentences,
-    memory_rows,
-    stage_rows,
-    work_rows,
-)
+from axonn_tune.report.explain import MEMORY_COLUMNS, WORK_COLUMNS, gap_to_peak, memory_rows, work_rows
 from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, node_words, step_facts
 from axonn_tune.report.output import Json, percent
+from axonn_tune.report.pipeline_map import ACTIVATIONS, MAP_COLUMNS, MEMORY_GROUPS, stage_rows
 from axonn_tune.report.ranking import COLLECTIVE, OUTSIDE, TIED, is_tied, page_axes, term_json, term_row, with_framework
 from axonn_tune.report.training import days_interval, show_days
 from axonn_tune.specs.traces import Span

@@ -1,40 +1,26 @@
-"""Explanation of one configuration: a map of ranks and stages, the step and its costs in tables, and JSON.
+"""Explanation of one configuration: the step and its costs in tables, and JSON.
 
 JSON follows the contract `axonn-tune/explain/1`.
 """
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from axonn_tune.cost.collectives import (
-    IN_SWITCH_LATENCY_S,
-    IN_SWITCH_SHARE,
-    TREE_BANDWIDTH_SHARE,
-    Line,
-    Route,
-    Term,
-    priced_kind,
-    route,
-    sending,
-)
 from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OFFLOAD, OPTIMIZER, SCANS, UNHIDDEN
-from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
-from axonn_tune.cost.spans import PASSES, first_passes
+from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.work import CONTENDED, HOST, Work, hidden_behind, hidden_s, timed_gemms, work_by_kind
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.program.inputs import WIDE_LOGITS
 from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, busiest, listed, node_words, step_facts, step_words
+from axonn_tune.report.collective_costs import line_sentences
+from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, busiest, node_words, step_facts, step_words
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,
@@ -48,6 +34,7 @@ from axonn_tune.report.output import (
     words,
     wrapped,
 )
+from axonn_tune.report.pipeline_map import MAP_COLUMNS, MEMORY_BY_STAGE, drawn_schedule, schedule_legend, stage_rows
 from axonn_tune.report.ranking import (
     COLLECTIVE,
     document_head,
@@ -58,9 +45,7 @@ from axonn_tune.report.ranking import (
     term_row,
 )
 from axonn_tune.request import ALPHA_BETA
-from axonn_tune.specs.machine import Machine, Protocol
-from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
-from axonn_tune.vocabulary import FOLDED
+from axonn_tune.units import GB, GIB, TERA, show_seconds
 
 SCHEMA = "axonn-tune/explain/1"
 
@@ -71,21 +56,6 @@ _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 _MATMULS = (GEMMS, ATTENTION, SCANS)
 _FORWARD_AND_BACKWARD = 3.0
 """FLOPs of attention that MFU counts over those of its forward pass."""
-_ALGORITHMS = {
-    "ring": "fixed = launch + {passes}(Σ hops·latency, less one hop of the slowest); algbw = bandwidth·p/{denominator}",
-    "tree": (
-        f"fixed = launch + 2·(hops inside a domain + log2 of the domains outside); algbw = {TREE_BANDWIDTH_SHARE:g}·"
-        "bandwidth/2"
-    ),
-    "recursive": "fixed = launch + {passes}(latency of each of log2 p steps); algbw from what each step sends",
-    "hierarchical": "fixed = launch + {passes}(ring inside a domain, then across); algbw from both parts in turn",
-    "in_switch": (
-        f"fixed = launch + {show_seconds(IN_SWITCH_LATENCY_S)} + latency inside a domain + 2·latency·log2 of the "
-        f"domains outside; algbw = {IN_SWITCH_SHARE:g}·bandwidth inside a domain, at most that across, or half of it "
-        "across more than two domains"
-    ),
-    "direct": "fixed = launch + latency; algbw from what leaves the domain of the tightest network level",
-}
 
 
 @dataclass(frozen=True)
@@ -504,197 +474,11 @@ def explain_document(inputs: Inputs, priced: Detail) -> Json:
     }
 
 
-# The map of ranks and stages.
-
-
-ACTIVATIONS = "activations"
-MEMORY_GROUPS = {
-    "weights": "--compute",
-    "gradients": "--compute-2",
-    "optimizer states": "--compute-3",
-    ACTIVATIONS: "--axis-z",
-    "logits": "--axis-several",
-    "temporaries": "--axis-x",
-}
-"""Groups of memory items, those of experts among them, with their colors."""
-_GROUPED = {
-    **dict.fromkeys(("compute weights", "quantized weights"), "weights"),
-    **dict.fromkeys(("gathered weights", "gathered weights of whole blocks"), "weights"),
-    **dict.fromkeys(("gradients", "unreduced weight gradients"), "gradients"),
-    **dict.fromkeys(("master weights", "optimizer moments", "replicated vectors"), "optimizer states"),
-    **dict.fromkeys(("logits of one chunk", "logits", WIDE_LOGITS), "logits"),
-}
-_STAGE = words("stage", "stage", "", 5)
-MAP_COLUMNS = (
-    _STAGE,
-    words("nodes", "nodes", "", 8),
-    words("ranks", "ranks", "", 12),
-    words("layers", "layers", "By chunk.", 60),
-)
-_MEMORY_BY_STAGE = (
-    _STAGE,
-    Column("in_flight", "micro-batches\nin flight", "Whose activations are alive together.", show="{:.3g}".format),
-    *(Column(group, f"{group}, GiB", per=GIB, decimals=2) for group in MEMORY_GROUPS),
-    Column("total", "all, GiB", per=GIB, decimals=2),
-)
-
-
-def stage_rows(priced: Detail) -> list[Json]:
-    """Each pipeline stage, or the only one: its nodes, ranks and layers, and its memory by group, bytes."""
-    grid, node = priced.grid, priced.job.machine.launcher.ranks_per_node
-    stages = priced.stages or (StagePrediction(priced.job.model.layers, 0.0, 0.0, 0.0, priced.memory),)
-    of_stage: list[list[int]] = [[] for _ in stages]
-    if priced.stages:
-        stride = grid.stride("pipeline")
-        for rank in range(grid.world):
-            of_stage[rank // stride % grid.pipeline].append(rank)
-    rows, last = [], 0 if priced.pipeline_order in FOLDED else len(stages) - 1
-    for number, one in enumerate(stages):
-        ranks = of_stage[number]
-        parts = [f"{first}–{first + count - 1}" if count > 1 else f"{first}" for first, count in one.parts if count]
-        before = ["embedding"] if number == 0 else []
-        after = ["LM head"] if number == last else []
-        sums = dict.fromkeys(MEMORY_GROUPS, 0.0)
-        for name, size in one.memory.items:
-            other = ACTIVATIONS if name.startswith("saved ") else "temporaries"
-            sums[_GROUPED.get(name.removesuffix(" of experts"), other)] += float(size)
-        held = one.held if one.parts else priced.values["held"]
-        rows.append(
-            {
-                "stage": str(number) if one.parts else None,
-                "nodes": listed(sorted({rank // node for rank in ranks})),
-                "ranks": listed(ranks),
-                "layers": ", ".join([*before, *parts, *after]),
-                "in_flight": held / max(one.blocks, 1),
-                **sums,
-                "total": float(one.memory.total_bytes),
-            }
-        )
-    return rows
-
-
-_DRAWN = 86
-"""Characters of a drawn schedule."""
-_BACKWARD = {PASSES[kind] for kind in "BI"}
-_WEIGHTS = "+"
-_LEGEND = (
-    "A row for each stage, from left to right: a, b, …: forward pass of a micro-batch; A, B, …: its backward pass"
-    "{weights}; ·: the stage waits. Where passes are shorter than a letter, one stands for several."
-)
-_OF_WEIGHTS = f", without weight gradients that wait: {_WEIGHTS}"
-
-
 def _stages(priced: Detail) -> list[ExplainSection]:
     """Stages of a pipeline: where and what they are, their first passes, and their memory."""
-    rows, said = stage_rows(priced), _OF_WEIGHTS if priced.job.framework.step.splits_backward else ""
+    rows = stage_rows(priced)
     return [
         ExplainSection("Pipeline stages", columns=MAP_COLUMNS, rows=rows),
-        ExplainSection("Pipeline schedule", drawing=_drawn_schedule(priced), notes=[_LEGEND.format(weights=said)]),
-        ExplainSection("Peak memory per GPU by stage", columns=_MEMORY_BY_STAGE, rows=rows),
+        ExplainSection("Pipeline schedule", drawing=drawn_schedule(priced), notes=[schedule_legend(priced)]),
+        ExplainSection("Peak memory per GPU by stage", columns=MEMORY_BY_STAGE, rows=rows),
     ]
-
-
-def _drawn_schedule(priced: Detail) -> list[str]:
-    """The first passes of each stage as letters: one for the shortest pass, less if no stage's backward pass fits."""
-    _, spans = first_passes(priced)
-    backward_s = min((one.end_s for one in spans if one.name in _BACKWARD and one.lane == "stage 0"), default=0.0)
-    letter_s = max(min(one.end_s - one.start_s for one in spans), backward_s / _DRAWN)
-    rows: dict[str, list[str]] = {}
-    for one in spans:
-        row = rows.setdefault(one.lane, ["·"] * _DRAWN)
-        letter = chr(ord("a" if one.name == "forward" else "A") + int(str(one.details["micro_batch"])) % 26)
-        letter = _WEIGHTS if one.name == PASSES["W"] else letter
-        begins, ended = round(one.start_s / letter_s), round(one.end_s / letter_s)
-        for place in range(begins, min(max(ended, begins + 1), _DRAWN)):
-            row[place] = letter
-    return [f"{lane:<10}{''.join(rows[lane]).rstrip('·')}" for lane in sorted(rows, key=lambda lane: (len(lane), lane))]
-
-
-def line_sentences(priced: Detail) -> list[str]:
-    """For each different line of the terms: the formula, its numbers and the result."""
-    found: dict[tuple[str, str, Line], str] = {}
-    own = priced.job.machine.placing(priced.grid.world)
-    for term in priced.terms:
-        key = (term.op, term.axis, term.line)
-        if term.op == "send":
-            found[key] = _send_sentence(term, priced, own)
-        elif term.collective.routing is not None and priced_kind(term.collective.sent, own) != "all_to_all":
-            found[key] = _dispatch_sentence(term, priced)
-        elif key not in found:
-            kind = priced_kind(term.collective.sent, own)
-            machine = own.model_copy(update={"tiers": own.tiers_of(kind)})
-            shape = priced.grid.group_shape(term.axis, priced.job.framework.step.folding)
-            path = route(shape, machine.tiers, priced.grid.world)
-            found[key] = _sentence(term, path, machine, over=priced.job.framework.called(term.axis))
-    return list(found.values())
-
-
-def _send_sentence(term: Term, priced: Detail, machine: Machine) -> str:
-    tier, senders = sending(stages=priced.grid.group_shape("pipeline"), machine=machine, world=priced.grid.world)
-    shared = f" / {senders} ranks of a domain that send at once" if senders > 1 else ""
-    return (
-        f"send over {priced.job.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = "
-        "launch + latency + software per call, and the gather of its shares where there is one; algbw = bandwidth"
-        f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(tier.latency_s)} "
-        f"({tier.name}), bandwidth {tier.bandwidth_gb_per_s:g} GB/s: fixed = {show_seconds(term.line.latency_s)}, "
-        f"algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
-    )
-
-
-def _dispatch_sentence(term: Term, priced: Detail) -> str:
-    """How long tokens take to their experts, or back."""
-    routing, framework = term.collective.routing, priced.job.framework
-    assert routing is not None, "asked before"
-    one = find_dispatcher(routing.dispatcher)
-    copies = "a copy of each token for each expert" if one.counting == "copy" else "each token once a rank and node"
-    limit = f" in {routing.chosen} of {routing.groups} groups" if routing.groups > 1 else ""
-    return (
-        f"{term.op} over {framework.called(term.axis)}, {one.name}: {copies}, {routing.per_token} of {routing.experts} "
-        f"experts{limit}; algbw = that of the slowest level. Here {term.group} ranks: fixed = "
-        f"{show_seconds(term.line.latency_s)}, algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
-    )
-
-
-def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
-    line = term.line
-    passes = "2" if term.op == "all_reduce" else ""
-    formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
-    protocol = next(each for each in machine.library.protocols if each.name == line.protocol)
-    launch = show_seconds(machine.library.launch_s)
-    numbers = [
-        f"p = {path.size}",
-        f"launch {launch}",
-        *_numbers(path, machine, protocol, in_switch=line.algorithm == "in_switch"),
-    ]
-    return (
-        f"{term.op} over {over}, {line.algorithm} ({line.protocol}): {formula}. "
-        f"Here {', '.join(numbers)}: fixed = {show_seconds(line.latency_s)}, "
-        f"algbw = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
-    )
-
-
-def _numbers(path: Route, machine: Machine, protocol: Protocol, *, in_switch: bool) -> Iterator[str]:
-    """Hops by network level, the bandwidth of shared links, and what the protocol changes."""
-    hops = [
-        f"{count} of {show_seconds(tier.latency_s)} ({tier.name})"
-        for count, tier in zip(path.hops, machine.tiers, strict=True)
-        if count
-    ]
-    yield f"hops {' + '.join(hops)}"
-    inner, outermost = machine.tiers[0], machine.tiers[path.outermost]
-    if in_switch:
-        yield f"bandwidth {inner.bandwidth_gb_per_s:g} GB/s inside a domain ({inner.name})"
-    if in_switch and not path.outermost:
-        return
-    shared = outermost.bandwidth_bytes_per_s / path.bandwidth_bytes_per_s
-    bandwidth = f"bandwidth {path.bandwidth_bytes_per_s / GB:.4g} GB/s of a group"
-    if path.outermost > 0 and shared > 1.0 and math.isclose(shared, round(shared)):
-        bandwidth += (
-            f" (1/{round(shared)} of {outermost.name}'s {outermost.bandwidth_gb_per_s:g} GB/s of a node and direction, "
-            "which groups share)"
-        )
-    yield bandwidth
-    if protocol.latency_factor != 1.0:
-        yield f"hops' latency × {protocol.latency_factor:g}"
-    if protocol.bandwidth_factor != 1.0:
-        yield f"bandwidth × {protocol.bandwidth_factor:g}"

@@ -11,7 +11,7 @@ from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.uncertainty import ACCELERATOR, DEVIATIONS, GENERATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.frameworks import registry
-from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.feasibility import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem

@@ -17,8 +17,9 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import REST, causes, compare
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.report.explain import MEMORY_GROUPS, gap_to_peak, sections, stage_rows
+from axonn_tune.report.explain import gap_to_peak, sections
 from axonn_tune.report.learning import better_section
+from axonn_tune.report.pipeline_map import MEMORY_GROUPS, stage_rows
 from axonn_tune.report.remarks import format_words, merged_remark
 from axonn_tune.request import Request
 
