@@ -102,6 +102,18 @@ def axes_of_ranks(split: Iterable[str]) -> tuple[str, ...]:
     return EXPERT_STAGE_AXES if "expert" in split else STAGE_AXES
 
 
+class AxisSize:
+    """An attribute of a grid: the size of the axis that has its name."""
+
+    def __set_name__(self, owner: type[Grid], name: str) -> None:
+        """Remember the axis."""
+        self._axis = name
+
+    def __get__(self, grid: Grid, owner: type[Grid]) -> int:
+        """The size."""
+        return grid.axis_size(self._axis)
+
+
 @dataclass(frozen=True, init=False)
 class Grid:
     """Sizes of the axes, and their order from the fastest-varying rank outwards.
@@ -142,45 +154,8 @@ class Grid:
         """Size of one axis."""
         return self.sizes[ALL_AXES.index(axis)]
 
-    @property
-    def x(self) -> int:
-        """Size of axis x."""
-        return self.axis_size("x")
-
-    @property
-    def y(self) -> int:
-        """Size of axis y."""
-        return self.axis_size("y")
-
-    @property
-    def z(self) -> int:
-        """Size of axis z."""
-        return self.axis_size("z")
-
-    @property
-    def data(self) -> int:
-        """Size of axis data."""
-        return self.axis_size("data")
-
-    @property
-    def context(self) -> int:
-        """Size of axis context."""
-        return self.axis_size("context")
-
-    @property
-    def pipeline(self) -> int:
-        """Size of axis pipeline: stages."""
-        return self.axis_size("pipeline")
-
-    @property
-    def expert(self) -> int:
-        """Size of axis expert."""
-        return self.axis_size("expert")
-
-    @property
-    def expert_tensor(self) -> int:
-        """Size of axis expert_tensor."""
-        return self.axis_size("expert_tensor")
+    x, y, z, data = AxisSize(), AxisSize(), AxisSize(), AxisSize()
+    context, pipeline, expert, expert_tensor = AxisSize(), AxisSize(), AxisSize(), AxisSize()
 
     @property
     def world(self) -> int:
