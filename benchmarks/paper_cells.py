@@ -16,7 +16,7 @@ from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.cost.uncertainty import own_half_s
 from axonn_tune.grid import AXES, factorizations
-from axonn_tune.program.dimensions import MEMORY
+from axonn_tune.program.feasibility import MEMORY
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Sizes, count_ties
 from axonn_tune.ranking.space import Problem

@@ -22,7 +22,7 @@ from axonn_tune.learning.arguments import EXPERT_COLUMNS, MODEL_AXES
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.saving import Saving
 from axonn_tune.program.count import parameters
-from axonn_tune.program.dimensions import broken_constraints, shared_start
+from axonn_tune.program.feasibility import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.specs.catalog import available
 from axonn_tune.specs.document import LARGEST_SIZE, first_problem

@@ -17,7 +17,7 @@ from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.run import CommandRun
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.nearest import Saving, offloads, require_any, savings

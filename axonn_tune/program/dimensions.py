@@ -1,7 +1,6 @@
-"""What a layout makes of a model: the constraints that it must meet, and the values of the sizes' symbols.
+"""What a layout makes of a model: the values of the sizes' symbols.
 
-Each constraint has a name and states its numbers in the error. Sizes are padded vocabulary, gradient accumulation
-steps, chunks, buckets, stored elements and FLOPs.
+Sizes are padded vocabulary, gradient accumulation steps, chunks, buckets, stored elements and FLOPs.
 
 MFU follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): three times the FLOPs of the forward GEMMs
 and of full S×S attention, the masked half counted; the LM head counts, embedding look-ups and recompute do not. HFU
@@ -14,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +20,6 @@ import numpy as np
 from axonn_tune.frameworks.description import FlopCount, Framework
 from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
-from axonn_tune.program.constraints import Constraint, common, refused_layouts
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
 from axonn_tune.program.inputs import counted_suffix, suffixes
 from axonn_tune.program.lengths import of_lengths, sequences_of
@@ -32,16 +29,9 @@ from axonn_tune.program.types import kinds
 from axonn_tune.program.types.sparse import WHOLE_HEADS
 from axonn_tune.program.update import whole_symbols
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.specs.tuning import Tuning, tools
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute, Workload
 
-MEMORY = "memory"
-MICRO_BATCH, CHUNKS, EXPERT_OVERLAP = "micro-batch", "chunks", "expert overlap"
-PINNED = "pinned"
-"""Reason of a grid that is not ranked: a pinned axis has another size."""
-
-STAGED = "layers-by-pipeline"
-"""The constraint that each stage has a layer."""
 LOSS_CHUNK_TOKENS = 4096
 """Most tokens whose logits exist at one time."""
 
@@ -56,170 +46,6 @@ _ONE_RANK: Value = 1.0
 
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
-
-
-# Constraints.
-
-
-def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
-    """Every divisibility constraint of a framework's layouts, and every combination of axes that it refuses.
-
-    Where shards are whole rows, a weight `W[K_y, N_x]` is stored as rows of K split over y and then
-    over z; transposed layers split K over x and z. Elsewhere they are padded.
-    """
-    whole, length = framework.step.whole_rows, workload.sequence_length
-    over_z = ("z",) if whole else ()
-    found = [
-        Constraint("heads-by-x", "heads", common(model, "heads"), ("x",)),
-        Constraint(
-            "kv-heads-by-x", "kv_heads", common(model, "kv_heads"), ("x",), or_divides=framework.step.repeated_kv_heads
-        ),
-        Constraint("hidden-by-yz" if whole else "hidden-by-y", "hidden", model.hidden, ("y", *over_z)),
-        Constraint(
-            "attention-by-xz" if whole else "attention-by-x",
-            "heads * head_dim",
-            common(model, "query_width"),
-            ("x", *over_z),
-        ),
-        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", common(model, "ffn"), ("x", *over_z)),
-        Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
-        Constraint("batch-by-data-z", "global_batch", workload.global_batch, BATCH_AXES),
-    ]
-    if framework.step.sequence_parallel:
-        found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
-    for kind in kinds():
-        found += kind.limits(model, framework)
-    if workload.tuning is not None:
-        found += _tuning_constraints(workload.tuning, framework)
-    if "context" in framework.axes:
-        # Each rank computes a block from either end of the sequence, which balances causal attention.
-        blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
-        found += [blocks] if framework.exchanges else [blocks, *_exchange_constraints(model, framework.step)]
-    if "pipeline" in framework.axes:
-        uneven = framework.schedule.uneven
-        # Layers that share an indexer are in one part.
-        apart = len(model.starts)
-        layers = framework.step.most_parts(apart) if uneven else model.layers
-        what = "layers" if apart == model.layers else "layers with an indexer of their own"
-        found.append(Constraint(STAGED, what, layers, ("pipeline",), at_least=uneven))
-        if apart < model.layers and not framework.schedule.free:
-            why = f"{framework.title} cannot be told which stage has which layers, and some share an indexer"
-            found.append(Constraint("indexers-by-pipeline", why, 1, ("pipeline",), both=True))
-        elsewhere = framework.streams_in_stage
-        if model.residual_streams and elsewhere is not None and not {*elsewhere} & {*model.parts}:
-            why = f"hyper-connections in {framework.title} are in one stage, so no {framework.called('pipeline')}"
-            found.append(Constraint("streams-by-pipeline", why, 1, ("pipeline",), both=True))
-    found += refused_layouts(framework)
-    return tuple(found)
-
-
-def _tuning_constraints(tuning: Tuning, framework: Framework) -> list[Constraint]:
-    """Ranks that split an adapter by its rank (NVIDIA-NeMo/Megatron-Bridge@067f987d, peft/utils.py), and axes that a
-    tool knows no adapters over."""
-    axes = tools()[framework.tuner].axes if framework.tuner else ()
-    apart = [axis for axis in framework.axes if axes and axis not in axes]
-    found = [
-        Constraint(f"adapters-by-{axis}", f"{framework.tuner} has no such axis", 1, (axis,), both=True)
-        for axis in apart
-    ]
-    if tuning.adapts and tuning.collectives != "none":
-        found.append(Constraint("rank-by-x", "rank of adapters", tuning.rank, ("x",)))
-    return found
-
-
-def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:
-    """Limits of the exchange of context parallelism, as Transformer Engine and Megatron-Core have them.
-
-    All-to-alls give each rank whole heads, and a ring knows no sliding window (context_parallel.py,
-    attn_forward_func_with_cp); groups inside a hierarchy must fill the axis (megatron/core/parallel_state.py).
-    """
-    exchange, count, found = step.context_exchange, step.context_inside, list[Constraint]()
-    attending = [layer for layer in model.types if layer.attention]
-    if exchange != "all_gather" and any(layer.indexer for layer in attending):
-        what = f"DeepSeek sparse attention gathers all keys over ranks of context, and does not go with {exchange}"
-        found.append(Constraint("indexer-by-context", what, 1, ("context",), both=True))
-    if exchange in ("ring", "hierarchical") and any(layer.window for layer in attending):
-        what = f"context parallelism does not support sliding window attention with {exchange}"
-        found.append(Constraint("window-by-context", what, 1, ("context",), both=True))
-    if exchange in ("all_to_all", "hierarchical"):
-        alone = exchange == "all_to_all"
-        axes, times = (("x", "context"), 1) if alone else (("x",), count)
-        for name in ("heads", "kv_heads"):
-            value = math.gcd(*(getattr(layer, name) for layer in attending))
-            title = f"{name.replace('_', '-')}-by-x-context"
-            found.append(Constraint(title, name, value, axes, times=times, where="context"))
-    if exchange == "hierarchical":
-        what = "the first of hierarchical_context_parallel_sizes"
-        found.append(Constraint("context-by-inside", what, count, ("context",), multiple=True, where="context"))
-    return found
-
-
-def broken_constraints(
-    grid: Grid,
-    model: Model,
-    workload: Workload,
-    framework: Framework,
-    *,
-    micro_batch: int,
-    chunks: int = 1,
-    parts: Sequence[int] | None = None,
-) -> list[str]:
-    """Reasons for which a framework would refuse one configuration, with their numbers; parts: layers, where given."""
-    sizes = dict(grid.by_axis)
-    if missing := [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]:
-        return [f"{framework.name} has no axis {axis}" for axis in missing]
-    columns = {axis: np.array([size]) for axis, size in sizes.items()}
-    # A stage may hold the embedding or the loss alone where it is given so.
-    checks = [one for one in constraints(model, workload, framework) if parts is None or one.name != STAGED]
-    found = [check.explain(sizes, framework) for check in checks if check.broken(columns)[0]]
-    product = grid.batch_shares * micro_batch
-    if workload.global_batch % product:
-        shares = "·".join(framework.called(axis) for axis in BATCH_AXES if axis in framework.axes)
-        found.append(f"global_batch ({workload.global_batch}) is not divisible by {shares}·micro-batch = {product}")
-    if chunks > 1:
-        batches, given = workload.global_batch // product, parts is not None
-        found += _interleaving(grid.pipeline, chunks, batches, model, framework, given=given)
-    if parts is not None and (why := shared_start(model, parts)):
-        found.append(why)
-    return found
-
-
-def shared_start(model: Model, parts: Sequence[int]) -> str:
-    """Where a model part begins with a layer that shares the indexer of one before it, and the nearest split; or ""."""
-    start = next((end for end in accumulate(parts) if end < model.layers and end not in model.starts), None)
-    if start is None:
-        return ""
-    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
-    from axonn_tune.program.pipeline import of_whole_groups
-    from axonn_tune.stages import layout_text
-
-    why = f"a part begins with layer {start + 1}, which shares the indexer of a layer before it"
-    if len(parts) > len(model.starts):
-        return f"{why}; {len(model.starts)} layers have their own"
-    return f"{why}; nearest: {layout_text(of_whole_groups(tuple(parts), model.starts), model.mtp_layers)}"
-
-
-def _interleaving(
-    stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework, *, given: bool
-) -> list[str]:
-    """Constraints of interleaving: several stages, micro-batches in groups, a block per chunk that is not given."""
-    found = ["interleaving needs more than one stage"] if stages == 1 else []
-    pipeline, both = framework.called("pipeline"), f"{framework.called('pipeline')}·{framework.called('chunks')}"
-    if micro_batches % stages:
-        found.append(
-            f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by {pipeline} = {stages}"
-        )
-    if given:
-        return found
-    if framework.step.most_parts(len(model.starts)) < stages * chunks:
-        found.append(f"layers ({len(model.starts)}) is less than {both} = {stages * chunks}")
-    elif framework.schedule.equal_chunks and (model.layers + sum(framework.step.less)) % (stages * chunks):
-        uneven = f"layers ({model.layers}) is not divisible by {both} = {stages * chunks}"
-        found.append(f"{uneven}: {framework.schedule.equal_chunks}")
-    return found
-
-
-# Sizes.
 
 
 @lru_cache(maxsize=4096)
@@ -259,20 +85,18 @@ def dimensions(
     counts: Sequence[Value] = tuple(map(float, model.counts)) if several else (float(model.layers),)
     counts, hidden = counts if layers is None else layers, float(model.hidden)
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
-    split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
     positions = _rounded_up(float(model.max_sequence_length * model.learned_positions), shards, arithmetic)
-    table = rows * hidden / split
-    position = positions * hidden / (y * shards)
+    table, position = rows * hidden / (x * y * shards), positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
     counts_of = counted(model, sequence_parallel=options.sequence_parallel)
     lengths = of_lengths(model, workload, axes, options)
+    split, known = x * y * shards, {**axes, **lengths}
     weights = _weights_of_types(
-        model, workload, {**axes, **lengths}, counts, split=split, share=share, options=options, arithmetic=arithmetic
+        model, workload, known, counts, split=split, share=share, options=options, arithmetic=arithmetic
     )
-    routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
-    ranks = shards, share, expert_z, expert_data if sharded else 0.0
+    ranks = shards, share, weights.expert_z, weights.expert_data if sharded else 0.0
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
     closing = closing_vectors(model) / y if stage.last else 0.0 * y
     held = (
@@ -296,12 +120,7 @@ def dimensions(
         "V": rows,
         "P": positions,
         **weights.buckets,
-        **({"expert_parameters": _sum(routed), "expert_z": expert_z, "expert_data": expert_data} if routed else {}),
-        **(
-            _imbalances({**axes, "A": accumulated}, expert_data, model, workload, options, arithmetic) if routed else {}
-        ),
-        **({"exchanged": arithmetic.smaller(axes["expert"] - 1.0, 1.0)} if routed else {}),
-        **({"joined": arithmetic.smaller(expert_z - 1.0, 1.0)} if routed else {}),
+        **_of_experts(weights, {**axes, "A": accumulated}, model, workload, options, arithmetic),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": trained,
@@ -309,13 +128,33 @@ def dimensions(
         "vectors": vectors([one.trains for one in counts_of]) + (closing if model.tuning is None else 0.0 * y),
         **_frozen(weights, counts_of, vectors),
         **({} if model.tuning is None else {"frozen_tables": held - trained + closing}),
-        **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
-        **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
+        **(_of_bundled(counts_of, counts, z, arithmetic) if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
         **_of_ring(context),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
+    }
+
+
+def _of_experts(
+    weights: _Weights,
+    axes: Mapping[str, Value],
+    model: Model,
+    workload: Workload,
+    options: StepOptions,
+    arithmetic: Arithmetic,
+) -> dict[str, Value]:
+    """Elements, groups and imbalance of routed experts, if there are some; axes: with A, the micro-batches."""
+    if not weights.routed:
+        return {}
+    return {
+        "expert_parameters": _sum(weights.routed),
+        "expert_z": weights.expert_z,
+        "expert_data": weights.expert_data,
+        **_imbalances(axes, weights.expert_data, model, workload, options, arithmetic),
+        "exchanged": arithmetic.smaller(axes["expert"] - 1.0, 1.0),
+        "joined": arithmetic.smaller(weights.expert_z - 1.0, 1.0),
     }
 
 
@@ -474,9 +313,13 @@ def _vectors(types: Sequence[TypeCount], counts: Sequence[Value], *, x: Value, y
     return _sum(found)
 
 
-def _head_norms(types: Sequence[TypeCount], counts: Sequence[Value]) -> Value:
-    """Elements of norms of queries and keys that train."""
-    return _sum([count * float(one.trains.vectors.heads) for one, count in zip(types, counts, strict=True)])
+def _of_bundled(
+    types: Sequence[TypeCount], counts: Sequence[Value], z: Value, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """What only kernels of the bundled runtime ask for: elements of norms of queries and keys that train, and whether z
+    has several ranks."""
+    norms = [count * float(one.trains.vectors.heads) for one, count in zip(types, counts, strict=True)]
+    return {"head_norms": _sum(norms), "scattered": arithmetic.smaller(z - 1.0, 1.0)}
 
 
 def _tables(model: Model, stage: Stage) -> float:

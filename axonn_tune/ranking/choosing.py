@@ -16,7 +16,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import RANK_AXES
-from axonn_tune.program.dimensions import MEMORY, PINNED
+from axonn_tune.program.feasibility import MEMORY, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.program.operations import Integers
 from axonn_tune.ranking.fit import least_bytes_of, without_larger

@@ -20,7 +20,7 @@ from axonn_tune.frameworks.step import FORMAT_OPTIONS, HOST_BYTES, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.job import framework_of
 from axonn_tune.program.count import adapted, adapter_parameters, parameters
-from axonn_tune.program.dimensions import shared_start
+from axonn_tune.program.feasibility import shared_start
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
 from axonn_tune.request import MIN, Request, flag

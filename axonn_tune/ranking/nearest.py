@@ -16,7 +16,7 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, Saver
 from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
-from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
+from axonn_tune.program.feasibility import MEMORY, MICRO_BATCH
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.fit import Fitting, fit_all, host_limit_bytes, kept_on_host, least_bytes_of

@@ -18,7 +18,7 @@ from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Layout
-from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.feasibility import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.program.operations import Floats
 from axonn_tune.ranking.shapes import without_shape

@@ -17,7 +17,8 @@ from axonn_tune.cost.columns import distinct
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, divisors
-from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MICRO_BATCH, dimensions, loss_chunks
+from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.feasibility import CHUNKS, EXPERT_OVERLAP, MICRO_BATCH
 from axonn_tune.program.memory import During, KnownSizes
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Floats, Integers, Value
 from axonn_tune.program.step import (

@@ -17,7 +17,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES, divisors, factorizations
 from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint
-from axonn_tune.program.dimensions import constraints
+from axonn_tune.program.feasibility import constraints
 from axonn_tune.program.operations import Integers
 from axonn_tune.recompute import RECOMPUTES, Recompute, lacked_by, modules_of
 from axonn_tune.request import NO_REQUEST, RankBy, Request

@@ -31,7 +31,7 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.count import adapted
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.pipeline import Kind, model_parts
 from axonn_tune.program.schedules import schedule_orders
 from axonn_tune.runtime.checkpoint import Checkpointer

@@ -14,7 +14,6 @@ from functools import partial
 
 from axonn_tune.program.context import CORE, after_core, before_core, calls_of_a_query
 from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
-from axonn_tune.program.kinds import ATTENTION, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import (
@@ -33,7 +32,7 @@ from axonn_tune.program.operations import (
     as_size,
     symbol,
 )
-from axonn_tune.program.types import latent, sparse
+from axonn_tune.program.types import ATTENTION, LayerKind, latent, sparse
 from axonn_tune.specs.machine import MatmulLayout
 
 NORM, QKV, GATE, OUTPUT = "attention.norm", "attention.qkv", "attention.gate", "attention.output"

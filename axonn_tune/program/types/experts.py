@@ -33,7 +33,6 @@ from axonn_tune.program.inputs import (
     X,
     Y,
 )
-from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import (
     Adaptable,
@@ -65,7 +64,7 @@ from axonn_tune.program.operations import (
     Traffic,
     as_size,
 )
-from axonn_tune.program.types import mlp
+from axonn_tune.program.types import MLP, LayerKind, mlp
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.sections import Experts
 
@@ -78,6 +77,7 @@ FC1, ACTIVATION, FC2 = "moe.fc1", "moe.activation", "moe.fc2"
 SHARED_FC1, SHARED_ACTIVATION, SHARED_FC2 = "moe.shared_fc1", "moe.shared_activation", "moe.shared_fc2"
 _MOE, _SHARED = ("moe",), ("shared_experts", "moe")
 """Modules that recompute repeats at once."""
+_TEMPORARY = "backward temporaries"
 
 _SCORED, _SCORED_AT_ONCE = Traffic(12, 0, 24), Traffic(2, 0, 6)
 """Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32, as many backward: operator by
@@ -126,7 +126,6 @@ def nodes(given: LayerInputs) -> Nodes:
     latent = float(sizes.latent_width or 0) * H / Y
     shared = _shared(given, normed)
     beside = tuple(shared) if given.options.shared_expert_overlap else ()
-    temporary = "backward temporaries"
     return [
         normed,
         chosen,
@@ -134,7 +133,7 @@ def nodes(given: LayerInputs) -> Nodes:
         Exchange(
             layer=DISPATCH,
             makes=(_dispatched(given),),
-            gradient=_rows_of(given, f"{FC1} gradient", row(given), temporary),
+            gradient=_rows_of(given, f"{FC1} gradient", row(given), _TEMPORARY),
             reads=chosen,
             matrix=latent,
             modules=_MOE,
@@ -142,36 +141,7 @@ def nodes(given: LayerInputs) -> Nodes:
             back=_dispatch_backward,
             beside=beside,
         ),
-        Grouped(
-            layer=FC1,
-            makes=(_rows_of(given, "expert up projection", up(given)),),
-            gradient=_rows_of(given, "expert up gradient", up(given), temporary),
-            modules=_MOE,
-            gathers="forward",
-            n=up(given),
-            k=row(given),
-            each=_each(given)[0],
-            width=given.own.ups * sizes.width,
-        ),
-        Own(
-            layer=ACTIVATION,
-            makes=(_rows_of(given, "expert activation", width(given)),),
-            gradient=_rows_of(given, "expert activation gradient", width(given), temporary),
-            modules=_MOE,
-            partly=dict.fromkeys((ACTIVATION, "moe_act"), partial(_activation, phase="recompute")),
-            ahead=_activated,
-            back=_activated_backward,
-        ),
-        Grouped(
-            layer=FC2,
-            gradient=_rows_of(given, "expert output gradient", row(given), temporary),
-            modules=_MOE,
-            gathers="backward",
-            n=row(given),
-            k=width(given),
-            each=_each(given)[1],
-            width=sizes.latent_width or given.own.hidden,
-        ),
+        *_routed(given, sizes),
         Exchange(
             layer=COMBINE,
             makes=ended.makes,
@@ -184,6 +154,42 @@ def nodes(given: LayerInputs) -> Nodes:
             joins=tuple(shared[-1:]),
         ),
         *ended.added,
+    ]
+
+
+def _routed(given: LayerInputs, sizes: Experts) -> Nodes:
+    """Both grouped GEMMs of routed experts, and the activation between them."""
+    return [
+        Grouped(
+            layer=FC1,
+            makes=(_rows_of(given, "expert up projection", up(given)),),
+            gradient=_rows_of(given, "expert up gradient", up(given), _TEMPORARY),
+            modules=_MOE,
+            gathers="forward",
+            n=up(given),
+            k=row(given),
+            each=_each(given)[0],
+            width=given.own.ups * sizes.width,
+        ),
+        Own(
+            layer=ACTIVATION,
+            makes=(_rows_of(given, "expert activation", width(given)),),
+            gradient=_rows_of(given, "expert activation gradient", width(given), _TEMPORARY),
+            modules=_MOE,
+            partly=dict.fromkeys((ACTIVATION, "moe_act"), partial(_activation, phase="recompute")),
+            ahead=_activated,
+            back=_activated_backward,
+        ),
+        Grouped(
+            layer=FC2,
+            gradient=_rows_of(given, "expert output gradient", row(given), _TEMPORARY),
+            modules=_MOE,
+            gathers="backward",
+            n=row(given),
+            k=width(given),
+            each=_each(given)[1],
+            width=sizes.latent_width or given.own.hidden,
+        ),
     ]
 
 
@@ -276,11 +282,10 @@ def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
     inner = as_size(float(wide)) / X
     ups = float(given.own.ups) * inner
     first, second = Linear(SHARED_FC1, H / Y, ups, "y", "x"), Linear(SHARED_FC2, inner, H / Y, "x", "y")
-    temporary = "backward temporaries"
     into = SharedGemm(
         linear=first,
         makes=(given.stream("shared up projection", "up projection", ups, inside=True),),
-        gradient=given.stream("shared up gradient", temporary, ups, inside=True),
+        gradient=given.stream("shared up gradient", _TEMPORARY, ups, inside=True),
         reads=normed,
         modules=_SHARED,
     )

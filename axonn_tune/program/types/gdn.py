@@ -15,9 +15,9 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from axonn_tune.program.inputs import PARTS, LayerInputs, S, X
-from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Behind, Nodes, Own, Vectors
 from axonn_tune.program.operations import Array, Arrays, Kernel, MatMul, Operation, Phase, Traffic, as_size
+from axonn_tune.program.types import MIXER, LayerKind
 from axonn_tune.program.types.recurrent import CHUNK, Recurrence, chunk_flops, recurrent_block, split, whole_heads
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer

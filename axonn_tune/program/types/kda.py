@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
-from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Branches, Gemm, Nodes, Vectors, branch, norm
 from axonn_tune.program.operations import as_size
+from axonn_tune.program.types import MIXER, LayerKind
 from axonn_tune.program.types.recurrent import (
     CHUNK,
     Recurrence,

@@ -19,16 +19,7 @@ from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Norm, Operand, Vectors
-from axonn_tune.program.operations import (
-    Array,
-    Arrays,
-    Collective,
-    Operation,
-    Phase,
-    Size,
-    Traffic,
-    as_size,
-)
+from axonn_tune.program.operations import Array, Arrays, Collective, Operation, Phase, Size, Traffic, as_size
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.sections import LatentAttention
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from axonn_tune.program.inputs import LayerInputs
-from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Nodes, Vectors
+from axonn_tune.program.types import MIXER, LayerKind
 from axonn_tune.program.types.recurrent import Recurrence, recurrent_block, whole_heads
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer

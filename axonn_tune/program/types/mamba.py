@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
-from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, Measured, Operation, Phase, Size, Traffic, as_size
+from axonn_tune.program.types import MIXER, LayerKind
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.sections import Mamba
 

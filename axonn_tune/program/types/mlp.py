@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
-from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import activates
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, branch, norm
 from axonn_tune.program.operations import MatMul, Operation, Phase, Size
+from axonn_tune.program.types import MLP, LayerKind
 
 NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
 

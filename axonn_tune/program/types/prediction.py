@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from axonn_tune.program import layers, tables
 from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, X, Y
-from axonn_tune.program.kinds import FRONT, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own, Vectors
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
 from axonn_tune.program.tables import LOSSES
+from axonn_tune.program.types import FRONT, LayerKind
 
 NORM, EMBEDDING, PROJECTION = "mtp.norm", "mtp.embedding", "mtp.projection"
 _BOTH = "embedding", "hidden state"

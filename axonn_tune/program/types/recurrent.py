@@ -16,10 +16,10 @@ from operator import attrgetter
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, S, X, Y
-from axonn_tune.program.kinds import Constraints
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Node, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Collective, Measured, Operation, Phase, Size, Traffic, as_size
+from axonn_tune.program.types import Constraints
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.sections import Mixer
 

@@ -11,10 +11,10 @@ from functools import partial
 from typing import ClassVar
 
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
-from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Measured, Operation, Phase, Traffic, as_size
+from axonn_tune.program.types import MIXER, LayerKind
 from axonn_tune.program.types.recurrent import whole_heads
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer

@@ -16,7 +16,8 @@ from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
+from axonn_tune.program.dimensions import logged_flops, step_tokens
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import available, load_machine

@@ -14,9 +14,9 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import default_dispatcher, find_dispatcher
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.operations import Collective, MatMul, Routing
-from axonn_tune.report.explain import line_sentences
+from axonn_tune.report.collective_costs import line_sentences
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
 from tests.unit.cost.test_experts import MEGATRON, model_of

@@ -11,7 +11,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.count import parameters
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.operations import PLAIN, Collective, Kernel, MatMul, Measured, Size
 from axonn_tune.ranking.choosing import search
 from axonn_tune.request import Request

@@ -11,7 +11,7 @@ from axonn_tune.cost.kernels import kernel_rate
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.step import ScanKernels
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.operations import Collective, Measured
 from axonn_tune.program.step import Block, build_step
 from axonn_tune.specs.catalog import load_machine, load_model

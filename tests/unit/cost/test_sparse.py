@@ -8,7 +8,7 @@ from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.memory import saved_arrays
 from axonn_tune.program.operations import Attention, Collective, MatMul, Measured
 from axonn_tune.specs.catalog import load_machine, load_model

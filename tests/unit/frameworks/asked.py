@@ -17,7 +17,7 @@ from typing import Any, cast
 from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.description import Command, Run
 from axonn_tune.grid import ALL_AXES, Grid
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request

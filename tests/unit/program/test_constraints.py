@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import broken_constraints, constraints
+from axonn_tune.program.feasibility import broken_constraints, constraints
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import Workload
 from tests.unit.small import small_model

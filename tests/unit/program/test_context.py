@@ -9,7 +9,8 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.step import ContextExchange
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import broken_constraints, symbol_values
+from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.schedule import ISSUE, SYNC, WAIT, build_schedule
 from axonn_tune.program.step import build_step

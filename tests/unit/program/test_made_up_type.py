@@ -14,7 +14,7 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.grid import Grid
 from axonn_tune.program import count, step, types
 from axonn_tune.program.block import block_nodes
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.feasibility import broken_constraints
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs import model as documents
 from axonn_tune.specs.document import read_yaml, validate

@@ -14,7 +14,7 @@ from axonn_tune.cost.price import price
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import broken_constraints, shared_start
+from axonn_tune.program.feasibility import broken_constraints, shared_start
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
