@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from axonn_tune.program.operations import Floats, Integers
-from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, stage_order
+from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, group_size, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 Order: TypeAlias = tuple[Operation, ...]
@@ -68,12 +68,17 @@ def schedule_orders(schedule: PipelineOrder, *, stages: int, chunks: int, micro_
     return tuple(made(stage, stages, micro_batches) for stage in range(stages))
 
 
+def _ahead(stage: int, stages: int, chunks: int) -> int:
+    """Forward passes of ZB1P before the first I."""
+    return stages - stage - 1 + (chunks - 1) * stages
+
+
 def _zero_bubble(stage: int, stages: int, chunks: int, micro_batches: int) -> Order:
     """1F1B with so many forward passes ahead that no I waits for a W."""
     chunk, number = (column.tolist() for column in forward_sequence(stages, chunks, micro_batches))
     forwards = [Operation("F", *one) for one in zip(chunk, number, strict=True)]
     behind = [(chunks - 1 - one, batch) for one, batch in zip(chunk, number, strict=True)]
-    warm = min(stages - stage - 1 + (chunks - 1) * stages, len(forwards))
+    warm = min(_ahead(stage, stages, chunks), len(forwards))
     found = forwards[:warm]
     for place, one in enumerate(behind):
         found += forwards[warm + place : warm + place + 1]
@@ -350,7 +355,16 @@ def _corners(points: Integers) -> list[int]:
 def stage_held(
     schedule: PipelineOrder, stage: int, *, stages: int, chunks: int, micro_batches: int
 ) -> tuple[Held, ...]:
-    """The same of a stage of a schedule."""
+    """The same of a stage of a schedule.
+
+    Between the warm-up and the last passes ZB1P repeats itself: no more micro-batches matter than its forward passes
+    ahead and the W behind take, and two rounds.
+    """
+    if schedule == "zb1p":
+        check_schedule(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        group, behind = group_size(stages, chunks), _ahead(stage, stages, chunks) + stage
+        micro_batches = min(micro_batches, (behind // (chunks * group) + 3) * group)
+        return held_at_most(_zero_bubble(stage, stages, chunks, micro_batches), chunks=chunks)
     order = schedule_orders(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches)[stage]
     return held_at_most(order, chunks=chunks)
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from axonn_tune.program.pipeline import Operation
-from axonn_tune.program.schedules import Held, held_at_most, part_of, schedule_orders, undominated
+from axonn_tune.program.schedules import Held, held_at_most, part_of, schedule_orders, stage_held, undominated
 from axonn_tune.vocabulary import FOLDED, PIPELINE_ORDERS, PipelineOrder
 
 _SHAPES = [(2, 4), (3, 7), (4, 8), (6, 12), (8, 32)]
@@ -77,6 +77,16 @@ def test_memory_is_that_of_the_sources() -> None:
         assert (most["zb1p"], most["zbv"]) == (stages, stages)
         assert stages / 2 <= most["v-half"] <= stages / 2 + 2
         assert stages / 3 <= most["v-min"] <= stages / 3 + 2
+
+
+def test_more_micro_batches_hold_no_more() -> None:
+    """What ZB1P holds is told from as many micro-batches as its warm-up and two rounds: the same states as of all, of
+    every stage, whatever their number."""
+    for stages, chunks, rounds in product((2, 3, 4, 7), (1, 2, 3, 5), (1, 2, 3, 4, 7, 11)):
+        batches = stages * rounds if chunks > 1 else stages + rounds - 1
+        shape = {"stages": stages, "chunks": chunks, "micro_batches": batches}
+        for stage, order in enumerate(schedule_orders("zb1p", **shape)):
+            assert stage_held("zb1p", stage, **shape) == held_at_most(order, chunks=chunks), (stage, shape)
 
 
 def test_a_shape_that_a_schedule_lacks_is_refused() -> None:
