@@ -33,7 +33,7 @@ from axonn_tune.program.pipeline import (
     model_parts,
     warm_up,
 )
-from axonn_tune.program.schedules import part_of, schedule_orders
+from axonn_tune.program.schedules import check_schedule, part_of, schedule_orders
 from axonn_tune.specs.machine import Machine
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
@@ -520,6 +520,42 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
 def _ordered_program(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
     """All operations of a schedule that splits the backward pass, each after those that it waits for; and the last one
     of each stage from the end."""
+    if order == "zb1p":
+        check_schedule(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        return _zero_bubble_program(stages, chunks, micro_batches)
+    return _program_of(order, stages, chunks, micro_batches)
+
+
+def _zero_bubble_program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
+    """That of ZB1P: stage s has its k-th F in slot 2k + s, its k-th I in slot 2(k + v·p) - 1 - s, and its k-th W behind
+    its (k + s)-th I, or behind the last one with others."""
+    forward_chunk, number = forward_sequence(stages, chunks, micro_batches)
+    place, stage = np.indices((chunks * micro_batches, stages))
+    follows = np.minimum(place + stage, place[-1])
+    slots = np.stack([2 * place + stage, *(2 * (one + chunks * stages) - 1 - stage for one in (place, follows))])
+    behind = np.stack([0 * place, 0 * place, 1 + place + stage - follows])
+    kind, place, stage = (index.ravel() for index in np.indices(slots.shape))
+    order = np.lexsort((stage, behind.ravel(), slots.ravel()))
+    kind, stage, micro_batch = kind[order], stage[order], number[place[order]]
+    chunk, position = forward_chunk[place[order]], np.arange(order.size)
+    chunk = np.where(kind > 0, chunks - 1 - chunk, chunk)
+    part = chunk * stages + stage
+
+    of_stage = np.lexsort((position, stage)).reshape(stages, -1)
+    before = np.full(order.size, -1)
+    before[of_stage[:, 1:]] = of_stage[:, :-1]
+    at = np.full((3, chunks * stages + 1, micro_batches), -1)
+    at[kind, part, micro_batch] = position
+    # F waits for that of the part before, I for that of the part behind it, and W for its own I.
+    sender = at[np.minimum(kind, 1), part + np.array([-1, 1, 0])[kind], micro_batch]
+    sender = np.where(sender < 0, before, sender)
+    duration = np.array([0, 3, 4])[kind] + (kind == 2) * (micro_batch == micro_batches - 1)
+    cost = (duration * stages + stage) * chunks + chunk
+    return _Program(before - position, sender - position, cost), of_stage[:, -1] - order.size
+
+
+def _program_of(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
+    """The same by following the order of each stage."""
     orders = schedule_orders(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
     # Where F of each part and micro-batch is, then I or B, and what no other operation waits for.
     size, columns, last = stages * chunks * micro_batches, list[tuple[int, int, int]](), [-1] * stages
@@ -547,7 +583,7 @@ def _ordered_program(order: PipelineOrder, stages: int, chunks: int, micro_batch
 def _waits(
     order: PipelineOrder, stage: int, operations: Sequence[Operation], stages: int, chunks: int, micro_batches: int
 ) -> Iterator[tuple[int | None, int, int]]:
-    """Of each operation of a stage the one that it waits for, if any, and its own place, as of `_ordered_program`; and
+    """Of each operation of a stage the one that it waits for, if any, and its own place, as of `_program_of`; and
     the index of its duration."""
     parts = [part_of(order, stage, chunk, stages=stages) for chunk in range(chunks)]
     size, last = stages * chunks * micro_batches, micro_batches - 1

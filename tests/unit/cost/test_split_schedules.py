@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from axonn_tune.cost import pipeline
 from axonn_tune.cost.pipeline import StageTimes, pipeline_passes, pipeline_time
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
@@ -130,6 +133,23 @@ def test_step_is_that_of_a_simulation(order: PipelineOrder) -> None:
     for stage, expected in enumerate(orders):
         own = sorted((one for one in pipeline_passes(times, micro_batches=batches) if one.stage == stage), key=_start)
         assert [(one.kind, one.chunk, one.micro_batch) for one in own] == [*expected]
+
+
+def test_slots_of_zb1p_are_its_order() -> None:
+    """The program by slots against one that follows the order of each stage: steps and stages to the bit, of random
+    pipelines with as few micro-batches as ZB1P has and with many."""
+    rng, whole = np.random.default_rng(48), pipeline._zero_bubble_program
+    for number in range(60):
+        times, batches = _random_times("zb1p", rng)
+        batches = times.shape[0] if number % 3 == 0 else batches
+        found = []
+        for made in (whole, partial(pipeline._program_of, "zb1p")):
+            pipeline._ordered_program.cache_clear()
+            with patch.object(pipeline, "_zero_bubble_program", made):
+                passes = sorted(pipeline_passes(times, micro_batches=batches))
+                found.append((pipeline_time(times, micro_batches=batches), passes))
+        pipeline._ordered_program.cache_clear()
+        assert found[0] == found[1]
 
 
 def _start(one: Any) -> float:
