@@ -162,7 +162,8 @@ class CommandRun(StatedRun):
         row = self.row(gpu=machine.accelerator.name)
         found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
         if isinstance(found, str):
-            raise self._wrong(found)
+            lacks = "has no axis context" in found and self.software in ("fsdp", "deepspeed")
+            raise self._wrong(found + "; nearest that has: --framework torchtitan" * lacks)
         self._check_stages(found)
         optioned = _with_options(found, self.arguments)
         if self.tables:

@@ -300,6 +300,9 @@ def _add_degrees(found: Completed, stated: Arguments, strategy: str, *, gpus: in
     """Shards and replicas of a strategy: hybrid ones shard inside of a node and replicate over nodes."""
     if gpus is None or {*_DEGREES} & stated.keys():
         return
+    # ms-swift's sequence parallelism has groups of its own, whose ranks hold the same samples.
+    context = next((size for name in names_of("context") if (size := _count(stated, name))), 1)
+    gpus, node = max(1, gpus // context), node and max(1, node // context)
     if strategy == "no_shard":
         shards = 1
     elif strategy.startswith("hybrid"):
@@ -390,7 +393,7 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
 
 _NARROW = re.compile(r"[-_.](awq|gptq|aqlm|bnb|nf4|int4|int8|4bit|8bit|w4a16)(?=[-_.]|$)")
 """What a release's name says of quantized weights."""
-_RELEASE = r"(?:nvidia-)?{}(?:-(?:base|instruct|chat|thinking|it|bf16|fp8|hf|\d{{4}}))*"
+_RELEASE = r"(?:nvidia-)?{}(?:-(?:base|instruct|chat|exp|thinking|it|bf16|fp8|hf|\d{{4}}))*"
 """A model's name with what a release of it may have about it."""
 
 

@@ -239,6 +239,11 @@ _MARKS = {
 ms-swift memory. Primus prints a step's figures over their means, `13372.8/13364.7`."""
 
 
+_HIP_MEMORY = re.compile(r"hip mem usage/free/total/usage_ratio: [\d.]+GB/[\d.]+GB/(\d+)\.")
+_OF_MEMORY = {"191": "MI300X", "255": "MI325X"}
+"""Whole GiB of an accelerator as Primus prints it, and the only one of AMD's that has so many."""
+
+
 def _looks(text: str) -> bool:
     """Whether a text has a line that some framework prints with a step."""
     return bool(_LOOKS.search(text)) or any(word in text and one.search(text) for word, one in _LOOKS_IN_ORDER)
@@ -321,6 +326,8 @@ class _Reader:
             marks += ["of_core"] * bool(re.match(r"\s*\[20\d\d-\d\d-\d\d [\d:]{8}\] iteration ", text))
             for name in marks:
                 self.now.arguments.setdefault(name, Stated("True", number))
+            if (memory := _HIP_MEMORY.search(text)) and memory[1] in _OF_MEMORY:
+                self.now.arguments.setdefault("device_name", Stated(_OF_MEMORY[memory[1]], number))
         for name, value in self.printed.sentence(text):
             self._state(name, value, number)
         # Printed after steps, other pairs are metrics or a configuration of something else.

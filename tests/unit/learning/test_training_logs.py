@@ -130,6 +130,16 @@ def test_lines_of_what_descends_from_megatron_are_read(
     assert run.flops == pytest.approx(tflops * 1e12 * 5.0125)
 
 
+@pytest.mark.parametrize(("total", "gpu"), [("191.98", "MI300X"), ("255.98", "MI325X"), ("287.98", "")])
+def test_memory_that_primus_prints_says_which_accelerator_it_is(total: str, gpu: str, tmp_path: Path) -> None:
+    """Guards accelerators that differ by their memory alone; of two with as much none is said."""
+    memory = f"hip mem usage/free/total/usage_ratio: 150.10GB/41.10GB/{total}GB/60.09% | tokens/s/GPU: 9801.4/9807.3 | "
+    run = only(
+        tmp_path, [f"[rank-7/8] {STEP.format(step, step * 64, '5012.5 ')}{memory}{LATER}" for step in range(1, 6)]
+    )
+    assert (run.columns["gpu"].value if "gpu" in run.columns else "") == gpu
+
+
 @pytest.mark.parametrize(
     ("before", "head"),
     [
