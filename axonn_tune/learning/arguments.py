@@ -419,13 +419,23 @@ _METHODS = ("recompute_method", "activations_checkpoint_method")
 _CHECKPOINTED = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
 
 
+def _no_layers(arguments: Arguments) -> bool:
+    """Whether full recompute is of the first 0 layers of each chunk."""
+    terms = {"granularity": "full", "method": "block", "num_layers": "0"}
+    return all((one := arguments.get(f"recompute_{name}")) and one.value == value for name, value in terms.items())
+
+
 def _recompute(arguments: Arguments) -> Stated | None:
     """Recompute set: `full on 3` where it is on so many layers of each chunk alone, `full every 2` on every other."""
     some, method = stated_count(arguments, "recompute_num_layers"), _first(arguments, *_METHODS)
     full = f"full on {some.value}" if some and method and method.value == "block" else "full"
     kind, switch = _first(arguments, *_GRANULARITY), _first(arguments, *_CHECKPOINTED, "fsdp_activation_checkpointing")
     if kind is not None and not is_off(kind):
-        words = {"full": full, "selective": _selective(arguments), "memory_budget": "selective"}
+        words = {
+            "full": "none" if _no_layers(arguments) else full,
+            "selective": _selective(arguments),
+            "memory_budget": "selective",
+        }
         return Stated(words.get(kind.value.lower(), kind.value.lower()), kind.line)
     if _true(arguments, "recompute_activations"):
         return Stated(_selective(arguments), arguments["recompute_activations"].line)
@@ -580,6 +590,8 @@ def beside_others(kind: str, framework: str, arguments: Arguments, written: Mapp
     """
     if switch := _true(arguments, "recompute_activations"):
         arguments = {**arguments, "recompute_granularity": Stated("selective", switch.line)}
+    if _no_layers(arguments):
+        arguments = {name: one for name, one in arguments.items() if not name.startswith("recompute_")}
     for one in _holding(kind, framework, arguments):
         terms = [found for found in map(_TERM.fullmatch, one["when"].split()) if found]
         line = next(arguments[found[2]].line for found in terms if found[2] in arguments)

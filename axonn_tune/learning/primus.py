@@ -8,41 +8,56 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from axonn_tune.frameworks.keys import Stated, is_on
 from axonn_tune.specs.catalog import available, load_model, spelt_name
 from axonn_tune.specs.model import Model
 
-_MODULE = "modules.pre_trainer."
+_MODULES = ("modules.pre_trainer.", "modules.post_trainer.")
 MODEL = "modules.pre_trainer.model"
 """Where an experiment names its model."""
+_NAMED = (MODEL, "activation_checkpoint.mode", "peft_scheme")
+"""Keys that have `none` as a word."""
 ORDER = "pp_algorithm"
 """Order of passes of stages, where Primus runs them itself."""
 _OWN = re.compile(
-    r"(?:use_)?turbo_|enable_primus|disable_|log_avg_|\w+_sink_level$|mock_data$|\w+_data_path$|modules|"
-    r"auto_continue|moe_use_(?:legacy_grouped_gemm|fused_router)"
+    r"(?:use_)?turbo_|enable_primus|disable_|log_avg_|\w*sink_level$|(?:training\.)?mock_data$|\w+_data_path$|modules|"
+    r"auto_continue|moe_use_(?:legacy_grouped_gemm|fused_router)|no_fp8_weight_transpose_cache|pp_warmup$|"
+    r"primus_turbo\.(?!enable_attention_float8|use_moe_fp8)|"
+    r"stage$|hf_path$|finetune_lr$|comm_overlap_config$|packed_sequence$|sft_|enable_odc|odc_|enable_packed|use_packed|lb_mini"
 )
-"""Keys of Primus itself that change no price: kernels of its own, logs, data."""
+"""Keys of Primus itself that change no price: kernels of its own, logs, data, how samples are packed."""
+_RENAMED = {"precision_config": "mixed_precision", "peft": "peft_scheme"}
+"""Keys of Primus's experiments by Megatron-Bridge, and the arguments that they are."""
 _DEFAULTS = {
     "megatron": {"bf16": "True", "use_distributed_optimizer": "True", "sequence_parallel": "True"},
+    "megatron_bridge": {"mixed_precision": "bf16_mixed", "use_distributed_optimizer": "True"},
+    "torchtitan": {"activation_checkpoint.mode": "none", "compile.enable": "true", "compile.components": "model loss"},
 }
-"""Of modules/megatron/trainer_base.yaml and pre_trainer.yaml and models/megatron/language_model.yaml, where Megatron-LM
-has otherwise."""
+"""Of modules/megatron/trainer_base.yaml and pre_trainer.yaml, models/megatron/language_model.yaml and
+modules/torchtitan/pre_trainer.yaml, where Megatron-LM or torchtitan has otherwise; and of recipes that fine-tune
+(NVIDIA-NeMo/Megatron-Bridge@51885cf1, recipes/common.py)."""
 
 
 def experiment(pairs: Iterable[tuple[str, Stated]]) -> list[tuple[str, Stated]]:
     """Pairs of a config file, those of an experiment by the names of its framework; others as they are."""
     every = list(pairs)
     stated = dict(every)
-    framework = stated.get(f"{_MODULE}framework")
-    if framework is None:
+    module = next((one for one in _MODULES if f"{one}framework" in stated), "")
+    if not module:
         return every
-    found = {name: Stated(value, 0) for name, value in _DEFAULTS.get(framework.value, {}).items()}
-    if MODEL in stated:
-        found[MODEL] = stated[MODEL]
+    framework, model = stated[f"{module}framework"].value, stated.get(f"{module}model")
+    found = {name: Stated(value, 0) for name, value in _DEFAULTS.get(framework, {}).items()}
+    if model is not None:
+        found[MODEL] = model
+        if framework == "torchtitan" and re.search(r"-fp8(?:\.|$)", model.value.lower()):
+            # The files of these models name the converter.
+            found["model.converters"] = replace(model, value="quantize.linear.float8")
     for name, one in every:
-        if name.startswith(f"{_MODULE}overrides."):
-            found[name[len(_MODULE) + len("overrides.") :]] = one
+        if name.startswith(f"{module}overrides."):
+            own = name[len(module) + len("overrides.") :]
+            found[_RENAMED.get(own, own) if framework == "megatron_bridge" else own] = one
     if all(name in found and is_on(found[name]) for name in ("enable_primus_turbo", "use_turbo_deepep")):
         found["moe_enable_deepep"] = found["use_turbo_deepep"]
         found["moe_token_dispatcher_type"] = Stated("flex", found["use_turbo_deepep"].line)
@@ -54,7 +69,7 @@ def experiment(pairs: Iterable[tuple[str, Stated]]) -> list[tuple[str, Stated]]:
     return [
         (name, one)
         for name, one in found.items()
-        if name == MODEL or not (_OWN.match(name) or one.value.lower() in ("null", "none", ""))
+        if name in _NAMED or not (_OWN.match(name) or one.value.lower() in ("null", "none", ""))
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine
@@ -112,3 +113,69 @@ def test_recipes_of_four_bits(folder: Path, recipe: str, precision: str) -> None
     text = EXPERIMENT.replace("moe_router_dtype: null", recipe)
     (folder / "experiment.yaml").write_text(text, "utf-8")
     assert read_run(folder / "experiment.yaml", given={"n_gpus": "8"}).columns["precision"].value == precision
+
+
+def of_module(folder: Path, module: str, text: str) -> CommandRun:
+    """The run of an experiment of one module, on 8 GPUs."""
+    lines = "".join(f"    {line}\n" for line in text.splitlines())
+    (folder / "experiment.yaml").write_text(f"modules:\n  {module}:\n{lines}", "utf-8")
+    return read_run(folder / "experiment.yaml", given={"n_gpus": 8})
+
+
+TITAN = """
+framework: torchtitan
+model: {model}
+overrides:
+  training: {{local_batch_size: 2, seq_len: 8192, mock_data: false}}
+  activation_checkpoint: {{mode: {mode}}}
+  quantize: {{linear: {{float8: {{filter_fqns: [output]}}}}}}
+  primus_turbo: {{enable_primus_turbo: true, use_turbo_float8_linear: true, enable_attention_float8: {narrow}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "narrow", "precision", "recompute", "words"),
+    [
+        ("llama3.1_8B-fp8.yaml", '"none"', "false", "fp8-rowwise", "none", ""),
+        ("llama3.1_8B.yaml", "selective", "true", "bf16", "selective", "Primus-Turbo are priced in BF16"),
+        ("llama3.1_8B.yaml", "null", "false", "bf16", "none", "model.converters does not name it"),
+    ],
+)
+def test_experiments_by_torchtitan_have_what_the_files_of_their_models_have(
+    tmp_path: Path, *, model: str, mode: str, narrow: str, precision: str, recompute: str, words: str
+) -> None:
+    """Guards the converter of models in FP8, compiled blocks, recompute where none is a word, and Primus's own keys."""
+    run = of_module(tmp_path, "pre_trainer", TITAN.format(model=model, mode=mode, narrow=narrow))
+    assert (run.software, run.columns["precision"].value, run.columns["recompute"].value) == (
+        "torchtitan",
+        precision,
+        recompute,
+    )
+    assert words in "\n".join(run.ignored)
+    assert run.unknown == ()
+
+
+def test_models_of_another_size_are_not_those_that_ship(tmp_path: Path) -> None:
+    """Guards a name that begins as DeepSeek-V3's and has other sizes."""
+    text = TITAN.format(model="deepseek_v3_16b.yaml", mode="none", narrow="false")
+    with pytest.raises(UsageError, match="does not state layers"):
+        of_module(tmp_path, "pre_trainer", text)
+
+
+TUNED = """
+framework: megatron_bridge
+model: qwen3_8b.yaml
+overrides: {{tensor_model_parallel_size: 2, train_iters: 10, global_batch_size: 16, micro_batch_size: 1,
+  seq_length: 2048, peft: {peft}, finetune_lr: 1.0e-4, precision_config: bf16_mixed, packed_sequence: false,
+  recompute_granularity: full, recompute_method: block, recompute_num_layers: 0}}
+"""
+
+
+def test_experiments_that_fine_tune_are_read_by_the_names_of_megatron(tmp_path: Path) -> None:
+    """Guards their module, precision, optimizer and recompute of no layers; adapters are refused by name."""
+    run = of_module(tmp_path, "post_trainer", TUNED.format(peft='"none"'))
+    told = [run.columns[name].value for name in ("tp", "precision", "zero_stage", "recompute")]
+    assert told == [2, "bf16", "1", "none"]
+    assert (run.given and run.given.name, run.unknown) == ("qwen3-8b", ())
+    with pytest.raises(DocumentError, match="peft_scheme lora: adapters are stated by --tune"):
+        of_module(tmp_path, "post_trainer", TUNED.format(peft="lora"))
