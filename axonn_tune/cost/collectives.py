@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb, gcd
+from typing import NamedTuple
 
 from axonn_tune.frameworks.dispatchers import Dispatcher, profiled_dispatcher
 from axonn_tune.grid import GroupShape
@@ -374,18 +375,36 @@ def transfer_time_s(
 ) -> Value:
     """Time to send `size_bytes` to the next rank of a pipeline, all ranks sending at once, s.
 
-    The link is that of the outermost tier that some stage sends over, whose messages the others wait for; ranks of a
-    domain that send out of it share its bandwidth. call_s: as for `lines`.
+    The link is that of the outermost tier that some stage sends over, whose messages the others wait for. call_s: as
+    for `lines`.
     """
-    tier, senders = sending(stages=stages, machine=machine, world=world)
-    latency_s = machine.library.launch_s + tier.latency_s + call_s
-    return latency_s + size_bytes * senders / tier.bandwidth_bytes_per_s
+    link = sending(stages=stages, machine=machine, world=world)
+    latency_s = machine.library.launch_s + link.tier.latency_s + call_s
+    return latency_s + size_bytes / link.bandwidth_bytes_per_s
 
 
-def sending(*, stages: GroupShape, machine: Machine, world: int) -> tuple[Tier, int]:
-    """The outermost tier that ranks of a pipeline send over, and the ranks that share its link."""
+class SendLink(NamedTuple):
+    """The tier that messages of a pipeline go over, the ranks that share a link of it, and what one has, bytes/s."""
+
+    tier: Tier
+    senders: int
+    bandwidth_bytes_per_s: float
+
+
+def sending(*, stages: GroupShape, machine: Machine, world: int) -> SendLink:
+    """The link of the outermost tier that ranks of a pipeline send over.
+
+    Ranks of a domain that send out of it share its bandwidth. Inside the innermost domain a message has the link
+    between two ranks alone, not all those of a ring: the bandwidth measured for a group of two, where there is one. Of
+    MI300X that is one link of xGMI, 48 GB/s, of the seven that a rank has (ROCm/rccl issue 1210).
+    """
     path = route(stages, machine.tiers, world)
-    return machine.tiers[path.outermost], path.sharing[path.outermost]
+    tier, senders = machine.tiers[path.outermost], path.sharing[path.outermost]
+    bandwidth_bytes_per_s = tier.bandwidth_bytes_per_s / senders
+    if path.outermost == 0:
+        pair = route(GroupShape(((2, stages.levels[0][1]),)), machine.tiers, world)
+        bandwidth_bytes_per_s = min(bandwidth_bytes_per_s, pair.bandwidth_bytes_per_s)
+    return SendLink(tier, senders, bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,9 @@ class Pricer:
         sent_s = {number: float(pipeline.sent_s(kind.priced)[0]) for number, kind in of.items()}
         communication_s = [of[number].communication_s + sent_s[number] for number in range(len(of))]
         most = max(of, key=communication_s.__getitem__)
-        tier, senders = sending(stages=self.grid.group_shape("pipeline"), machine=self.machine, world=self.grid.world)
-        bandwidth = tier.bandwidth_bytes_per_s / senders
+        tier, _, bandwidth = sending(
+            stages=self.grid.group_shape("pipeline"), machine=self.machine, world=self.grid.world
+        )
         # Of a message whose shares are gathered over x where it arrives, that gather is in the fixed time.
         line = Line("direct", "simple", max(one_s - size_bytes / bandwidth, 0.0), bandwidth)
         key, formula = term_key(message), str(message.size_bytes)

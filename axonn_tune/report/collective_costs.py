@@ -58,14 +58,14 @@ def line_sentences(priced: Detail) -> list[str]:
 
 
 def _send_sentence(term: Term, priced: Detail, machine: Machine) -> str:
-    tier, senders = sending(stages=priced.grid.group_shape("pipeline"), machine=machine, world=priced.grid.world)
-    shared = f" / {senders} ranks of a domain that send at once" if senders > 1 else ""
+    link = sending(stages=priced.grid.group_shape("pipeline"), machine=machine, world=priced.grid.world)
+    shared = f" / {link.senders} ranks of a domain that send at once" if link.senders > 1 else ""
     return (
         f"send over {priced.job.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = "
         "launch + latency + software per call, and the gather of its shares where there is one; algbw = bandwidth"
-        f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(tier.latency_s)} "
-        f"({tier.name}), bandwidth {tier.bandwidth_gb_per_s:g} GB/s: fixed = {show_seconds(term.line.latency_s)}, "
-        f"algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+        f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(link.tier.latency_s)} "
+        f"({link.tier.name}), bandwidth {link.bandwidth_bytes_per_s * link.senders / GB:g} GB/s: "
+        f"fixed = {show_seconds(term.line.latency_s)}, algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
     )
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.collectives import collective_time_s, crossing, lines, route
+from axonn_tune.cost.collectives import collective_time_s, crossing, lines, route, transfer_time_s
 from axonn_tune.grid import AXES, Grid, GroupShape, distinct_orders, factorizations
 from axonn_tune.program.operations import PLAIN, Routing
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import CollectiveFactors, Machine
 from tests.unit.cost.machines import two_tier_machine
 
@@ -173,3 +174,20 @@ def test_a_measured_all_to_all_prices_tokens_on_their_way_to_experts() -> None:
     copies, once = (("dispatch", Routing(8, 2, 1, 1, name)) for name in ("alltoall", "deepep"))
     assert lines(copies, path, measured) == (line,)
     assert lines(once, path, measured) == lines(once, path, machine)
+
+
+@pytest.mark.parametrize(
+    ("stages", "bandwidth"),
+    [
+        # one link of xGMI, of the seven that a ring over all ranks has
+        (GroupShape(((8, 1),)), 47.7e9),
+        (GroupShape(((2, 4),)), 47.7e9),
+        # behind the node its eight ranks share what leaves it
+        (GroupShape(((2, 8),)), 357e9 / 8),
+    ],
+)
+def test_a_message_has_the_link_between_two_ranks(stages: GroupShape, bandwidth: float) -> None:
+    """Of pipeline stages, by what a larger message takes more."""
+    machine = load_machine("mi300x").document
+    small_s, large_s = (transfer_time_s(size, stages=stages, machine=machine, world=stages.span) for size in (1e6, 1e8))
+    assert float(large_s - small_s) == pytest.approx((1e8 - 1e6) / bandwidth)

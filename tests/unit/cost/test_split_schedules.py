@@ -179,14 +179,30 @@ def _priced(order: PipelineOrder, chunks: int = 1, *, layers: int = 16, **more: 
 def test_llama2_gains_what_amd_measured() -> None:
     """Speed over 1F1B of AMD's table within 4 points (AMD-AGI/Primus@fd1eeabb, primus_pipeline.md; 235.7 TFLOP/s at
     10,057 tokens/s are 16 layers, as in its tests/trainer/test_megatron_trainer_zero_bubble.yaml, which has a batch of
-    32). Not of v-min: there a step waits for a message at almost every pass, which theirs makes slower than 1F1B.
+    32). V-min, whose steady state has no slack for messages, is slower than 1F1B, by less than theirs (0.885).
     """
     base = _priced("1f1b")
     measured = {("1f1b", 2): 1.091, ("zb1p", 1): 1.135, ("zbv", 2): 1.128, ("v-half", 2): 1.083}
     for (order, chunks), gain in measured.items():
         assert base.iteration_s / _priced(order, chunks).iteration_s == pytest.approx(gain, abs=0.04), order  # type: ignore[arg-type]
-    slowest = max(_priced(one, 2).iteration_s for one in ("zbv", "v-half", "v-min"))  # type: ignore[arg-type]
-    assert slowest == _priced("v-min", 2).iteration_s
+    assert 0.88 < base.iteration_s / _priced("v-min", 2).iteration_s < 0.96
+
+
+def test_steps_are_those_that_amd_drew() -> None:
+    """Three steps of one model, 8 stages and 32 micro-batches (AMD-AGI/Primus@fd1eeabb, its page's actual-perf.png):
+    by the lengths of F, I and W of a chunk as they are drawn, ms, on the first stage others than on the rest, and
+    messages that take nothing. I takes 1.8 times F and W 0.8 times, so patterns of equal slots have bubbles: 28% of
+    a step of V-half, 41% of V-min's.
+    """
+
+    def drawn(first: tuple[float, float], other: float) -> Any:
+        return np.array([first] + [(other, other)] * 7)
+
+    forward, grads, weights = drawn((29.5, 73.3), 40.2), drawn((49.0, 74.8), 71.4), drawn((19.8, 44.1), 31.9)
+    whole, none = grads + weights, np.zeros(8)
+    for order, step in (("zbv", 10028), ("v-half", 12415), ("v-min", 15300)):
+        times = StageTimes(forward, whole, whole, none, none, True, order, grads, weights)  # type: ignore[arg-type]
+        assert pipeline_time(times, micro_batches=32).step_s == pytest.approx(step, rel=0.03), order
 
 
 def test_halves_are_the_whole_pass() -> None:
