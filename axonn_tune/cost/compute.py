@@ -47,6 +47,10 @@ perfectly beside each other. 3 to 6 meet the measured kernels of tests/published
 _ORDERED = 1.125
 """Time of attention's backward pass that adds gradients of queries in one order over that of atomics in any: 10 to 15%
 more on GB200 and GB300 (NVIDIA/cudnn-frontend@3929da2e, benchmark/sdpa_benchmark_training)."""
+_UNEQUAL: Mapping[str | None, float] = {"cdna4": 1052 / 763}
+"""Time of the backward pass over heads of 192 and 128 (MLA) over that with one width: AITER's kernels add gradients of
+queries in FP32 alone (ROCm/TransformerEngine PR 364), at 763 TFLOP/s where those in BF16 have 1,052 (ROCm/aiter PR
+815, heads of 128)."""
 
 
 # What one rank has of its host.
@@ -94,12 +98,14 @@ class AttentionRates:
 
     softmax: share of their time that it would take if tensor cores took none. ramp: keys at which such a call reaches
     half of what long ones do. narrow: time in 8 bits with this format's scales, over that with one scale a tensor.
+    unequal: time with heads of unequal widths over that with equal ones.
     """
 
     flops_per_s: float
     softmax: float
     ramp: float
     narrow: float
+    unequal: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +206,7 @@ def _attention_rates(
     ramp = accelerator.attention_ramp_tokens
     return (
         AttentionRates(flops_per_s * forward, softmax[0], ramp, narrow[0]),
-        AttentionRates(flops_per_s * backward, softmax[1], ramp, narrow[1]),
+        AttentionRates(flops_per_s * backward, softmax[1], ramp, narrow[1], _UNEQUAL.get(accelerator.generation, 1.0)),
     )
 
 
@@ -292,6 +298,7 @@ def attention_time_s(step: Attention, flops: Value, keys: Value, rates: ComputeR
     score = ((1.0 - softmax) * cores**_OVERLAP + softmax) ** (1.0 / _OVERLAP) * (own.narrow if step.narrow else 1.0)
     of_reference: Value = (score + own.ramp / keys) / (1.0 + own.ramp / REFERENCE_KEYS)
     flops = flops * _ORDERED if step.ordered else flops
+    flops = flops * own.unequal if step.unequal else flops
     return rates.kernel_launch_s + flops / width * of_reference / own.flops_per_s
 
 

@@ -25,6 +25,11 @@ FLASH_ATTENTION_2 = 1.9
 """Time of attention of FlashAttention-2 over that of kernels made for Hopper, cuDNN's and FlashAttention-3, there: 1.4
 by dgx-h100's numbers at 2,048 keys (arXiv 2407.08608, figure 5, heads of 128, causal FLOPs: 298 TFLOP/s forward, 239
 backward, from 291 without mask), 2.3 of ever more, where FlashAttention-2 hardly gains; between them at 8,192."""
+FLASH_ATTENTION_2_CK, AOTRITON = 1.9, 3.9
+"""The same on CDNA 4 over AITER, which Transformer Engine calls: of FlashAttention-2 (Composable Kernel), and of
+torch's own attention (AOTriton). MI355X, causal FLOPs, 8,192 keys, heads of 128: AITER 1,205 TFLOP/s forward and 1,034
+backward, Composable Kernel 866 and 489, torch 705 and 224 (HazyResearch/HipKittens@f09e9685, analysis/attn: AITER's
+backward pass with as many heads of keys as of queries, the others with 64 and 8)."""
 
 SOFTWARE_SPREADS = {
     "gemm": 0.06,
@@ -109,13 +114,19 @@ def software_on(framework: Framework, machine: Machine, numbers: Software | None
     numbers: in place of either.
     """
     software = base_software(framework, machine) if numbers is None else numbers
-    if framework.hopper_attention or machine.accelerator.generation != "hopper":
-        return software
-    return software.model_copy(update={"attention": software.attention * FLASH_ATTENTION_2})
+    slower = 1.0 if framework.hopper_attention else _attention_times(framework, machine)
+    return software.model_copy(update={"attention": software.attention * slower}) if slower != 1.0 else software
+
+
+def _attention_times(framework: Framework, machine: Machine) -> float:
+    """Time of attention without the accelerator's own kernels over that with them."""
+    if machine.accelerator.generation == "cdna4":
+        return FLASH_ATTENTION_2_CK if framework.attention_since else AOTRITON
+    return FLASH_ATTENTION_2 if machine.accelerator.generation == "hopper" else 1.0
 
 
 def base_software(framework: Framework, machine: Machine) -> Software:
-    """The same without Hopper's attention factor.
+    """The same without what other kernels of attention than the accelerator's own take.
 
     The bundled runtime's kernels are those of its program; dispatch time counts on GPUs only.
     """

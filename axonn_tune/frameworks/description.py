@@ -142,11 +142,11 @@ class Framework:
     from the inside that it starts with; permuted: the search may reorder the paper's four. ranked_by: default ranking
     criterion; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
-    hopper_attention: attention uses what Hopper adds. attention_since: before this generation of NVIDIA's, and above
-    16 bits, it writes all scores, since FlashAttention 2 and cuDNN's attention need both (Dao-AILab/flash-attention,
-    README; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py); "" where torch's own kernel
-    runs anywhere. refused: combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose
-    numbers it uses for models
+    hopper_attention: attention uses what Hopper adds, and AITER on CDNA 4. attention_since: before this generation of
+    NVIDIA's, and above 16 bits, it writes all scores, since FlashAttention 2 and cuDNN's attention need both
+    (Dao-AILab/flash-attention, README; NVIDIA/TransformerEngine,
+    pytorch/attention/dot_product_attention/utils.py); "" where torch's own kernel runs anywhere. refused: combinations
+    it cannot run. expert_axes: of experts, those it has; expert_software: whose numbers it uses for models
     with them; tensor_without_expert: x splits experts where there is no expert parallelism, and only there.
     keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules: those that a
     recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone: no, whole

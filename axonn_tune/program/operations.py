@@ -319,7 +319,8 @@ class MatMul:
 @dataclass(frozen=True)
 class Attention:
     """Fused attention core; `flops` with the masked half counted as work; keys: of a query in one call;
-    narrow: in 8 bits; width: of a head, the mean over its GEMMs; ordered: gradients are summed in one order."""
+    narrow: in 8 bits; width: of a head, the mean over its GEMMs; ordered: gradients are summed in one order;
+    unequal: heads of values have another width than those of queries (MLA)."""
 
     phase: Phase
     layer: str
@@ -329,6 +330,7 @@ class Attention:
     narrow: bool = False
     width: float = 128.0
     ordered: bool = False
+    unequal: bool = False
     calls: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)

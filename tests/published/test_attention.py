@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
 from axonn_tune.cost.compute import attention_time_s, compute_rates
+from axonn_tune.frameworks import base_software, find_framework, software_on
 from axonn_tune.program.operations import ONCE, Attention
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import TERA
@@ -66,6 +68,14 @@ RELATIVE = {
 (ai-dynamo/aiconfigurator@095f58a5), whose kernels are not those of training."""
 
 
+ON_CDNA4: dict[str, tuple[tuple[float, float], ...]] = {
+    "torchtitan": ((499, 143), (705, 224), (789, 259)),
+    "megatron-axonn": ((813, 472), (866, 489), (889, 541)),
+}
+"""TFLOP/s on MI355X of torch's own attention and of Composable Kernel's, by keys as above, causal, BF16, heads of 128,
+64 and 8 of them (HazyResearch/HipKittens@f09e9685, analysis/attn)."""
+
+
 def rate(machine: str, precision: Precision, width: str, keys: float, *, backward: bool) -> float:
     """TFLOP/s of causal FLOPs of a call alone, as benchmarks repeat it, so long that its launch does not count."""
     (queries, values), gemms = WIDTHS[width], (3, 2) if backward else (1, 1)
@@ -121,3 +131,31 @@ def test_heads_and_machines_differ_as_other_kernels_do(pair: tuple[str, str, str
     for keys, measured in zip(KEYS, RELATIVE[pair], strict=True):
         found = rate(machine, "bf16", width, keys, backward=False) / rate(other, "bf16", others, keys, backward=False)
         assert found == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ON_CDNA4)
+def test_attention_without_aiter_takes_longer_on_cdna_4(name: str) -> None:
+    """Guards frameworks that do not call AITER: both passes of torch's attention and of Composable Kernel's take what
+    they were measured to take, relative to AITER."""
+    machine, framework = load_machine("mi355x").document, find_framework(name)
+    slower = software_on(framework, machine).attention / base_software(framework, machine).attention
+    for keys, (forward, backward) in zip(KEYS, ON_CDNA4[name], strict=True):
+        own = [rate("mi355x", "bf16", "128", keys, backward=back) for back in (False, True)]
+        priced, measured = slower * (1.0 / own[0] + 2.5 / own[1]), 1.0 / forward + 2.5 / backward
+        assert priced == pytest.approx(measured, rel=0.25)
+    assert software_on(find_framework("megatron-core"), machine) == base_software(
+        find_framework("megatron-core"), machine
+    )
+
+
+@pytest.mark.parametrize(("machine", "longer"), [("mi355x", 1052 / 763), ("dgx-b200", 1.0)])
+def test_heads_of_unequal_widths_take_longer_backward_on_cdna_4(machine: str, longer: float) -> None:
+    """Guards MLA's backward pass, which AITER has with sums in FP32 alone; forward there is no difference."""
+    accelerator = load_machine(machine).document.accelerator
+    rates = compute_rates(accelerator.model_copy(update={"kernel_launch_us": 0.0}), "bf16")
+    alike, apart = (Attention("backward", "core", ONCE, ONCE, True, unequal=one) for one in (False, True))
+    ratio = attention_time_s(apart, 1e18, 8192.0, rates) / attention_time_s(alike, 1e18, 8192.0, rates)
+    assert ratio == pytest.approx(longer)
+    assert attention_time_s(replace(apart, backward=False), 1e18, 8192.0, rates) == attention_time_s(
+        replace(alike, backward=False), 1e18, 8192.0, rates
+    )

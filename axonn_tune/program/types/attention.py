@@ -290,7 +290,13 @@ def _attended(
         width = as_size(float(queries * own.query_width + values * own.value_width))
     flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
     ordered, at_once = back and given.options.deterministic, keys / calls_of_a_query(given)
-    return Attention(phase, CORE, flops, at_once, back, narrow, mean, ordered, calls=PARTS, makes=makes, frees=frees)
+    return Attention(
+        *(phase, CORE, flops, at_once, back, narrow, mean, ordered),
+        unequal=own.value_dim != own.head_dim,
+        calls=PARTS,
+        makes=makes,
+        frees=frees,
+    )
 
 
 def _joined(given: LayerInputs) -> list[Operation]:
