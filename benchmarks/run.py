@@ -56,18 +56,17 @@ class SearchFigures:
     peak_mb: float
 
 
-def time_process(command: list[str], *, runs: int) -> list[float]:
-    """Wall times of a whole process, s, after one run that is not counted."""
-    times = []
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        times.append(time.perf_counter() - started)
-    return times[1:]
+def time_process(command: list[str]) -> tuple[float, float]:
+    """Wall and CPU time (user and system) of a whole process, s."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def process_figures(runs: int) -> dict[str, float]:
-    """Median wall times of the main job and of what it cannot do without, s."""
+def process_figures(runs: int) -> dict[str, tuple[float, float]]:
+    """Median wall and CPU times of the main job and of what it cannot do without, s: in turn, so that all meet the same
+    load, after one round that is not counted."""
     python = sys.executable
     commands = {
         "python -c pass": [python, "-c", "pass"],
@@ -75,7 +74,9 @@ def process_figures(runs: int) -> dict[str, float]:
         "axonn-tune --help": [python, "-m", "axonn_tune", "--help"],
         "axonn-tune " + " ".join(MAIN_JOB): [python, "-m", "axonn_tune", *MAIN_JOB],
     }
-    return {name: statistics.median(time_process(command, runs=runs)) for name, command in commands.items()}
+    rounds = [{name: time_process(command) for name, command in commands.items()} for _ in range(runs + 1)][1:]
+    wall, cpu = ({name: statistics.median(one[name][of] for one in rounds) for name in commands} for of in range(2))
+    return {name: (wall[name], cpu[name]) for name in commands}
 
 
 def loaded_modules() -> list[str]:
@@ -158,15 +159,17 @@ def show_tightness(found: dict[str, dict[str, float]]) -> None:
     stdout_console().print(table)
 
 
-def show(processes: dict[str, float], modules: list[str], searches: list[SearchFigures]) -> None:
+def show(processes: dict[str, tuple[float, float]], modules: list[str], searches: list[SearchFigures]) -> None:
     """Print both tables."""
     from rich.table import Table
 
     console = stdout_console()
     bare = processes["python -c 'import numpy'"]
-    table = Table("whole process", "median, s", "times importing numpy", title="Start-up and the main job, warm")
-    for name, seconds in processes.items():
-        table.add_row(name, f"{seconds:.3f}", f"{seconds / bare:.2f}")
+    heads = ("whole process", "median, s", "times importing numpy", "CPU, s", "times importing numpy")
+    table = Table(*heads, title="Start-up and the main job, warm")
+    for name, times in processes.items():
+        pairs = zip(times, bare, strict=True)
+        table.add_row(name, *(cell for one, least in pairs for cell in (f"{one:.3f}", f"{one / least:.2f}")))
     console.print(table)
     console.print(f"loaded by the main job out of torch, pandas, scipy: {', '.join(modules) or 'none'}")
     table = Table(
