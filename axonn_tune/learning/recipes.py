@@ -77,7 +77,10 @@ def refusals(
     if (program := _PREFERENCES.search(text)) and (beside := find("ref_model")):
         yield Problem(program[1], beside.why)
     if tool is not None:
-        facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
+        # Numbers of several functions are those of no run.
+        several = text.count("Trainer.Config(") > 1
+        facts = {} if several else _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
+        text = "" if several else text
         instead = f": {tool['instead']}" if tool["instead"] else ""
         why = f"{tool['subject']} are not read{instead}. {PRICED}"
         yield Problem("", f"{why}. {_command(tool['framework'], text, facts)}")

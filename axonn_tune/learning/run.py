@@ -328,6 +328,25 @@ def _with_options(case: Case, stated: Arguments) -> Case:
     )
 
 
+_OPTIONS = {"n_gpus": "--gpus", "gbs": "--batch", "seq": "--seq", "mbs": "--micro-batch", "precision": "--precision"}
+"""Options that give columns."""
+
+
+def replaced(stated: Mapping[str, Stated], facts: Mapping[str, Cell]) -> Iterator[str]:
+    """A line for each option that holds in place of what the file states, and one for the model."""
+    model: list[str] = []
+    for name, value in facts.items():
+        other = stated.get(name)
+        if other is None or name not in COMPARED or is_same(other.value, value, name):
+            continue
+        if name in _OPTIONS:
+            yield f"{_OPTIONS[name]} {value} holds in place of the file's {name} {other.value} (line {other.line})"
+        else:
+            model.append(f"{name} {cell_text(other.value)}")
+    if model:
+        yield f"--model holds in place of the file's {', '.join(model)}"
+
+
 def model_columns(model: Model) -> dict[str, Cell]:
     """Columns of a model's document."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")

@@ -53,7 +53,7 @@ from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, ORDER, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
-from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
+from axonn_tune.learning.run import NEEDED, CommandRun, model_columns, replaced
 from axonn_tune.learning.shell import OUTPUT, Script, program_of, read_script, slurm_sizes
 from axonn_tune.learning.trainers import (
     BRIDGE,
@@ -63,6 +63,7 @@ from axonn_tune.learning.trainers import (
     config_files,
     launched,
     named_model,
+    of_own_program,
     tool_of_run,
 )
 from axonn_tune.learning.translated import Translated, components, translated, translated_tool
@@ -70,7 +71,7 @@ from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.model import Model
-from axonn_tune.validation.published.rows import Cell, cell_text, meaning
+from axonn_tune.validation.published.rows import Cell, meaning
 
 
 @dataclass(frozen=True)
@@ -455,7 +456,7 @@ def read_run(
         f"{kind} is configured, but model.converters does not name it: priced without, as it runs"
         for kind in dict.fromkeys(idle.values())
     )
-    said = [*_replaced(columns_of(stated), facts), *said, *([named[1]] if named else [])]
+    said = [*replaced(columns_of(stated), facts), *said, *([named[1]] if named else [])]
     flavor, of_titan = _flavor(source)
     if document is not None and of_titan is not None and document.name != _FLAVORS.get(flavor, document.name):
         said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
@@ -511,25 +512,6 @@ def _unconverted(source: _Source, arguments: Arguments) -> dict[str, str]:
     return {name: kind[1] for name, kind in found if kind and kind[1] not in named and not switched}
 
 
-_OPTIONS = {"n_gpus": "--gpus", "gbs": "--batch", "seq": "--seq", "mbs": "--micro-batch", "precision": "--precision"}
-"""Options that give columns."""
-
-
-def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, Cell]) -> Iterator[str]:
-    """A line for each option that holds in place of what the file states, and one for the model."""
-    model: list[str] = []
-    for name, value in facts.items():
-        other = stated.get(name)
-        if other is None or name not in COMPARED or is_same(other.value, value, name):
-            continue
-        if name in _OPTIONS:
-            yield f"{_OPTIONS[name]} {value} holds in place of the file's {name} {other.value} (line {other.line})"
-        else:
-            model.append(f"{name} {cell_text(other.value)}")
-    if model:
-        yield f"--model holds in place of the file's {', '.join(model)}"
-
-
 def _unpriced(
     source: _Source, framework: str, implied: Mapping[str, str], facts: Mapping[str, Cell]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -540,6 +522,7 @@ def _unpriced(
     tables, refused = tables_of(framework), list[Problem]()
     ignored: dict[str, list[str]] = {}
     unknown: list[str] = []
+    own_program = framework in ("deepspeed", "fsdp") and of_own_program(source.text)
     for written, stated in {**{name: Stated(value, 0) for name, value in implied.items()}, **source.own}.items():
         name, value = _plain(written), stated.value
         key, typed = find(name, tables), written.startswith("-")
@@ -547,10 +530,12 @@ def _unpriced(
         if key is None and (key := find(switched_on(name), tables)) is not None:
             wanted = SWITCH.misfit(value, typed=typed) if key.status == "modelled" else ""
             value = str(value.lower() in OFF)
+        # A pattern takes whatever begins so.
+        open_ = (key is None or "*" in "".join((key.name, *key.also))) and not (typed and own_program)
+        meant = misspelt(name, tables) if open_ else ""
         if why := misplaced(name, value, tables, framework):
             refused.append(Problem(written, why, stated.line, stated.file))
-        # A pattern takes whatever begins so.
-        elif (key is None or "*" in "".join((key.name, *key.also))) and (meant := misspelt(name, tables)):
+        elif meant:
             meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
             why = f"is no argument of {framework}: did you mean {meant}?"
             refused.append(Problem(written, why, stated.line, stated.file))

@@ -48,6 +48,11 @@ def tool_of_run(text: str) -> Mapping[str, str] | None:
     return next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
 
 
+def of_own_program(text: str) -> bool:
+    """Whether a text of commands and pairs is of no tool, but of a program whose arguments may have any names."""
+    return tool_of_run(text) is None and re.search(r"(?m)^program=(?!\S*pretrain_)\S", text) is not None
+
+
 def by_megatron(text: str) -> str:
     """The tool that trains by Megatron-Core, as a text of commands and pairs has it; "" where none does."""
     tool = tool_of_run(text)

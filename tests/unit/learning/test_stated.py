@@ -948,3 +948,17 @@ def test_offload_is_named_where_nothing_else_fits(tmp_path: Path) -> None:
     said = explain_command(path, machine="dgx-h100").fit
     assert "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 (" in said
     assert "--use-precision-aware-optimizer" in said
+
+
+def test_arguments_of_ones_own_program_have_any_names(tmp_path: Path) -> None:
+    """Guards names that only look like another framework's: unknown, and not refused as misspelt."""
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 1}}', "utf-8")
+    (tmp_path / "run.sh").write_text(
+        "deepspeed --num_gpus 8 train_own.py --deepspeed_config ds.json --dp_size 8 --seq_lenght 2048", "utf-8"
+    )
+    run = read_run(tmp_path / "run.sh", given={"seq": 2048}, model="llama3-8b")
+    assert (run.columns["n_gpus"].value, run.unknown) == (8, ("--dp_size", "--seq_lenght"))
+    (tmp_path / "a.yaml").write_text(
+        "{base_model: meta-llama/Llama-3.1-8B, sequence_len: 512, activation_offloading: legacy, bf16: true}", "utf-8"
+    )
+    assert read_run(tmp_path / "a.yaml", given={"n_gpus": 8}).unknown == ()
