@@ -26,7 +26,6 @@ from axonn_tune.program.pipeline import (
     Count,
     Kind,
     Operation,
-    check_shape,
     forward_sequence,
     group_size,
     messages,
@@ -308,14 +307,16 @@ def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
     """
     stages, chunks = times.shape
     tape = _Tape(times)
-    if times.order == "1f1b":
-        check_shape(stages, chunks, micro_batches)
-        shortest = _shortest(stages, chunks)
-        pieces = _pieces(stages, chunks, min(micro_batches, shortest))
+    if times.order in ("1f1b", "zb1p"):
+        check_schedule(times.order, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        shortest = _shortest(times.order, stages, chunks)
+        pieces = _pieces(times.order, stages, chunks, min(micro_batches, shortest))
         tape.run(pieces.warm)
         tape.run(pieces.lap, laps=(micro_batches - shortest) // group_size(stages, chunks) + 1)
         tape.run(pieces.rest)
-        final, runs = pieces.final, np.array([micro_batches, micro_batches - 1, 1.0])
+        passes = [micro_batches, micro_batches - 1, 1.0]
+        runs = np.array(passes if times.order == "1f1b" else [micro_batches, 0.0, 0.0, *passes])
+        final = pieces.final
         computed_s = np.tensordot(runs, times.computing(), 1).sum(axis=1)
     else:
         program, final = _ordered_program(times.order, stages, chunks, micro_batches)
@@ -468,23 +469,28 @@ def _period(states: Floats) -> tuple[int, float] | None:
     return (int(steady[0]) + 1, float((low + high)[steady[0]] / 2)) if steady.size else None
 
 
-def _first_lap(stages: int, chunks: int) -> int:
+def _first_lap(order: PipelineOrder, stages: int, chunks: int) -> int:
     """First slot from which on every stage alternates, with what its operations depend on."""
+    if order == "zb1p":
+        # Each has a W by slot (2v + 1)·p, and none depends on what is over 2p slots before.
+        return 2 * (chunks + 2) * stages + 2
     return 2 * stages + 2 if chunks == 1 else 2 * int(warm_up(0, stages=stages, chunks=chunks)) + 4
 
 
-def _shortest(stages: int, chunks: int) -> int:
+def _shortest(order: PipelineOrder, stages: int, chunks: int) -> int:
     """Micro-batches of the shortest pipeline that has a lap before the first stage's last forward."""
     group = group_size(stages, chunks)
-    forwards = _first_lap(stages, chunks) // 2 + 1
+    forwards = _first_lap(order, stages, chunks) // 2 + 1
     return group * (1 + -(-forwards // (chunks * group)))
 
 
 @lru_cache(maxsize=32)
-def _pieces(stages: int, chunks: int, micro_batches: int) -> _Pieces:
+def _pieces(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> _Pieces:
     """The program of a pipeline, cut before and after the first lap."""
-    program, slot, final = _program(stages, chunks, micro_batches)
-    first = _first_lap(stages, chunks) if micro_batches >= _shortest(stages, chunks) else slot[-1] + 1
+    made = _program if order == "1f1b" else _zero_bubble_program
+    program, slot, final = made(stages, chunks, micro_batches)
+    long = micro_batches >= _shortest(order, stages, chunks)
+    first = _first_lap(order, stages, chunks) if long else slot[-1] + 1
     start, stop = np.searchsorted(slot, [first, first + 2 * chunks * group_size(stages, chunks)]).tolist()
     return _Pieces(program.piece(0, start), program.piece(start, stop), program.piece(stop, slot.size), final)
 
@@ -521,14 +527,14 @@ def _ordered_program(order: PipelineOrder, stages: int, chunks: int, micro_batch
     """All operations of a schedule that splits the backward pass, each after those that it waits for; and the last one
     of each stage from the end."""
     if order == "zb1p":
-        check_schedule(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
-        return _zero_bubble_program(stages, chunks, micro_batches)
+        program, _, final = _zero_bubble_program(stages, chunks, micro_batches)
+        return program, final
     return _program_of(order, stages, chunks, micro_batches)
 
 
-def _zero_bubble_program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
-    """That of ZB1P: stage s has its k-th F in slot 2k + s, its k-th I in slot 2(k + v·p) - 1 - s, and its k-th W behind
-    its (k + s)-th I, or behind the last one with others."""
+def _zero_bubble_program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers, Integers]:
+    """As `_program`, of ZB1P: stage s has its k-th F in slot 2k + s, its k-th I in slot 2(k + v·p) - 1 - s, and its
+    k-th W behind its (k + s)-th I, or behind the last one with others."""
     forward_chunk, number = forward_sequence(stages, chunks, micro_batches)
     place, stage = np.indices((chunks * micro_batches, stages))
     follows = np.minimum(place + stage, place[-1])
@@ -551,7 +557,7 @@ def _zero_bubble_program(stages: int, chunks: int, micro_batches: int) -> tuple[
     sender = np.where(sender < 0, before, sender)
     duration = np.array([0, 3, 4])[kind] + (kind == 2) * (micro_batch == micro_batches - 1)
     cost = (duration * stages + stage) * chunks + chunk
-    return _Program(before - position, sender - position, cost), of_stage[:, -1] - order.size
+    return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
 
 
 def _program_of(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:

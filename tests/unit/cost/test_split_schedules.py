@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -136,20 +135,25 @@ def test_step_is_that_of_a_simulation(order: PipelineOrder) -> None:
 
 
 def test_slots_of_zb1p_are_its_order() -> None:
-    """The program by slots against one that follows the order of each stage: steps and stages to the bit, of random
-    pipelines with as few micro-batches as ZB1P has and with many."""
-    rng, whole = np.random.default_rng(48), pipeline._zero_bubble_program
+    """The program by slots against one that follows the order of each stage: passes to the bit, of random pipelines
+    with as few micro-batches as ZB1P has and with many. The step, which jumps over equal periods, ends with them."""
+    rng = np.random.default_rng(48)
     for number in range(60):
         times, batches = _random_times("zb1p", rng)
-        batches = times.shape[0] if number % 3 == 0 else batches
-        found = []
-        for made in (whole, partial(pipeline._program_of, "zb1p")):
-            pipeline._ordered_program.cache_clear()
-            with patch.object(pipeline, "_zero_bubble_program", made):
-                passes = sorted(pipeline_passes(times, micro_batches=batches))
-                found.append((pipeline_time(times, micro_batches=batches), passes))
-        pipeline._ordered_program.cache_clear()
-        assert found[0] == found[1]
+        batches = (1, 3, 12)[number % 3] * times.shape[0]
+        passes = pipeline_passes(times, micro_batches=batches)
+        with patch.object(pipeline, "_ordered_program", pipeline._program_of):
+            followed = pipeline_passes(times, micro_batches=batches)
+        assert sorted(passes) == sorted(followed)
+        ended_s = np.zeros(times.shape[0])
+        for one in passes:
+            ended_s[one.stage] = max(ended_s[one.stage], one.end_s)
+        found = pipeline_time(times, micro_batches=batches)
+        assert found.step_s == pytest.approx((ended_s + times.end_s).max(), rel=1e-9)
+        busy_s = times.end_s.copy()
+        for one in passes:
+            busy_s[one.stage] += one.end_s - one.start_s
+        assert found.busy_s == pytest.approx(busy_s, rel=1e-9)
 
 
 def _start(one: Any) -> float:
