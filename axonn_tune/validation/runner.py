@@ -64,6 +64,15 @@ class ValidationPlan:
     machine: Loaded[Machine]
     command: str
 
+    def on_one_rank(self) -> Launch:
+        """The first one's micro-batches on one rank, which has no order of stages."""
+        first = self.launches[0]
+        framework = framework_of(first).with_step(pipeline_order="1f1b")
+        job = Job(self.model.document, self.machine.document, first.workload, framework)
+        return _priced_launch(
+            job, Layout(Grid(), first.micro_batch, "none"), self.model, self.machine, command=self.command
+        )
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -309,12 +318,8 @@ def run_plan(
     outcomes: list[list[RunOutcome]] = [[] for _ in plan.launches]
     alone = None
     if serial:
-        # On a rank of this host, whatever the other runs use, with the first one's micro-batches.
-        first = plan.launches[0]
-        layout = Layout(Grid(), first.micro_batch, "none")
-        job = Job(plan.model.document, plan.machine.document, first.workload, framework_of(first))
-        launch = _priced_launch(job, layout, plan.model, plan.machine, command=plan.command)
-        alone = Serial.from_fields_of(_run(launch, ProcessRunner(), steps, folder / "serial").run)
+        # On a rank of this host, whatever the other runs use.
+        alone = Serial.from_fields_of(_run(plan.on_one_rank(), ProcessRunner(), steps, folder / "serial").run)
     began, done = time.monotonic(), 0
     total = repeats * len(plan.launches)
     for repeat in range(repeats):
