@@ -91,6 +91,12 @@ def refusals(
         yield Problem("", f"{PRICED}: {' and '.join(changes)} the file is priced")
 
 
+def as_options(text: str, every: Mapping[str, Stated], gpus: Stated | None) -> str:
+    """What is found in a file that starts one's own program, and the command that states it; "" for nothing."""
+    facts = _facts_of(every, gpus=gpus, tokens=False)
+    return f". {_command('fsdp', text, facts)}" if len(facts) > 1 else ""
+
+
 def _plain(written: str) -> str:
     return written.lstrip("-+").replace("-", "_").lower()
 

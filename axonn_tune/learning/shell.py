@@ -322,7 +322,7 @@ class Script:
     def _command(self, words: Sequence[Word]) -> None:
         """Assignments, and what follows them, if it does more than print."""
         declared = bool(words) and words[0][0].value in _DECLARING
-        rest = list(words[1:] if declared else words)
+        rest = [word for word in words[1:] if not word[0].value.startswith("-")] if declared else list(words)
         while rest and (assigned := _ASSIGNED.fullmatch(rest[0][0].value)):
             first, *others = rest.pop(0)
             name = assigned[1]

@@ -50,9 +50,10 @@ from axonn_tune.learning.arguments import (
     named_values,
 )
 from axonn_tune.learning.gaps import layout_gaps, model_gaps, other_parts
+from axonn_tune.learning.manifests import manifest
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, ORDER, experiment, filled, model_of, started
-from axonn_tune.learning.recipes import model_named, python_facts, refusals, tool_of
+from axonn_tune.learning.recipes import as_options, model_named, python_facts, refusals, tool_of
 from axonn_tune.learning.run import NEEDED, CommandRun, model_columns, replaced
 from axonn_tune.learning.shell import OUTPUT, Script, program_of, read_script, slurm_sizes
 from axonn_tune.learning.trainers import (
@@ -157,6 +158,8 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     if path.suffix == ".toml":
         return _priced(_of_pairs(path, toml_pairs(text, path)))
+    if (found := manifest(text, path) if path.suffix in (".yaml", ".yml") else None) is not None:
+        return _read_script(*found, path, named_by)
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
         source = _priced(_of_pairs(path, experiment(yaml_pairs(text, path))))
         for config in _configs(source, (), (*named_by, path)):
@@ -164,9 +167,15 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
         return source if named_by else source.filled({})
     if path.suffix == ".py":
         return _priced(_of_pairs(path, python_facts(text)), text)
+    return _read_script(text, [], path, named_by)
+
+
+def _read_script(text: str, asked: list[tuple[str, Stated]], path: Path, named_by: tuple[Path, ...]) -> _Source:
+    """A script, with the files that it names. asked: arguments of a launcher, where its command does not say them."""
     script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
-    beside = [*launched(source.words, script.variables, source.named, path), *started(script.variables)]
+    beside = [(name, one) for name, one in asked if "$" in source.named.get(name, Stated("$", 0)).value]
+    beside += [*launched(source.words, script.variables, source.named, path), *started(script.variables)]
     source = replace(source, named={**source.named, **_of_pairs(path, beside).named})
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
     if tool_of(f"{commands}\n{source.text}") is not None:
@@ -315,9 +324,9 @@ def _software(source: _Source) -> tuple[str, int]:
     for one in records("frameworks"):
         if word := next(filter(None, map(started, one["started"].split())), None) or any_told(one["states"]):
             return _exactly(one["kind"], source), word.line
-    raise UsageError(
-        f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate or a Trainer"
-    )
+    tools = "Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate or a Trainer"
+    near = as_options(source.text, source.named, _gpus(source)[0]) if program_of(source.words) else ""
+    raise UsageError(f"{str(source.path)!r} states no arguments of {tools}{near}")
 
 
 def _exactly(kind: str, source: _Source) -> str:

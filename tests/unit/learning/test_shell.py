@@ -42,6 +42,7 @@ def started(text: str) -> str:
         ("run --a \\\n  --b  # c", "run --a --b"),
         ("A=1 B=2 run $A$B", "run 12"),
         ("export A=1\ndeclare -r X\nrun ${A}x", "run 1x"),
+        ("declare -a ARGS=(\n  --a 1\n  --b=2\n)\nlocal -r C=3\nrun ${ARGS[@]} $C", "run --a 1 --b=2 3"),
         ("run --name 'it is $A' \"$A\"", "run --name it is $A $A"),
         ("A=BF16\nrun ${A,,}", "run bf16"),
         ("run `hostname` $(cat <(echo a)) --b", "run $() $() --b"),
