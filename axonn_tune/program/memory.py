@@ -43,8 +43,9 @@ _PARAMETERS, _VECTORS, _EXPERTS = map(symbol, ("parameters", "vectors", "expert_
 
 Items: TypeAlias = tuple[tuple[str, Value], ...]
 
-During: TypeAlias = Literal["F", "B", "I", "W"] | None
-"""Kind of operation of a pipeline whose backward passes are split; None: of one where they are whole."""
+During: TypeAlias = Literal["F", "B", "I"] | None
+"""Kind of operation of a pipeline whose backward passes are split, but W, which only frees; None: of one where they are
+whole."""
 
 Held: TypeAlias = tuple[tuple[str, Size], ...]
 """Sizes by kind of array."""
@@ -482,7 +483,7 @@ _PEAKS: dict[During, tuple[Callable[..., Peak], ...]] = {
     None: (_backward_peak,),
     "B": (_backward_peak,),
     "I": (_input_peak, _weight_peak),
-    **dict.fromkeys(("F", "W"), ()),
+    "F": (),
 }
 """Of each block, by the kind of operation."""
 

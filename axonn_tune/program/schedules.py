@@ -20,16 +20,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from axonn_tune.program.operations import Floats, Integers
-from axonn_tune.program.pipeline import Kind, Operation, check_shape, forward_sequence, group_size, stage_order
+from axonn_tune.program.pipeline import Operation, check_shape, forward_sequence, group_size, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 Order: TypeAlias = tuple[Operation, ...]
 """Operations of one stage."""
+Holding: TypeAlias = Literal["F", "B", "I"]
+"""Kinds of operation in which a stage may hold most: W only frees."""
 
 
 def part_of(schedule: PipelineOrder, stage: int, chunk: int, *, stages: int) -> int:
@@ -295,7 +297,7 @@ class Held:
     which counts as waiting, that block is whole.
     """
 
-    kind: Kind
+    kind: Holding
     whole: tuple[int, ...]
     waiting: tuple[int, ...]
     ending: tuple[int, ...]
@@ -309,7 +311,7 @@ def held_at_most(order: Order, *, chunks: int) -> tuple[Held, ...]:
     """
     whole, waiting, none, found = [0] * chunks, [0] * chunks, (0,) * chunks, list[Held]()
     for kind, chunk, _ in order:
-        if kind in ("I", "B"):
+        if kind == "I" or kind == "B":
             found.append(Held(kind, tuple(whole), tuple(waiting), none))
         whole[chunk] += {"F": 1, "I": -1, "B": -1, "W": 0}[kind]
         waiting[chunk] += {"I": 1, "W": -1}.get(kind, 0)
@@ -323,7 +325,7 @@ def held_at_most(order: Order, *, chunks: int) -> tuple[Held, ...]:
 
 def undominated(several: Iterable[Held]) -> tuple[Held, ...]:
     """Of each kind without those that hold no more than another one, whatever a chunk's blocks hold."""
-    by_kind = dict[Kind, set[tuple[tuple[int, ...], ...]]]()
+    by_kind = dict[Holding, set[tuple[tuple[int, ...], ...]]]()
     for one in several:
         by_kind.setdefault(one.kind, set()).add((one.whole, one.waiting, one.ending))
     found = list[Held]()
@@ -372,9 +374,9 @@ def stage_held(
 @lru_cache(maxsize=4096)
 def stage_states(
     schedule: PipelineOrder, stage: int, *, stages: int, chunks: int, micro_batches: int
-) -> dict[Kind, Floats]:
+) -> dict[Holding, Floats]:
     """The same as rows, `[states, 3·chunks]`, by kind: whole, waiting and ending micro-batches of each chunk."""
-    found = dict[Kind, list[tuple[int, ...]]]()
+    found = dict[Holding, list[tuple[int, ...]]]()
     for one in stage_held(schedule, stage, stages=stages, chunks=chunks, micro_batches=micro_batches):
         found.setdefault(one.kind, []).append((*one.whole, *one.waiting, *one.ending))
     return {kind: np.array(rows, dtype=np.float64) for kind, rows in found.items()}
