@@ -165,8 +165,8 @@ def show(processes: dict[str, tuple[float, float]], modules: list[str], searches
 
     console = stdout_console()
     bare = processes["python -c 'import numpy'"]
-    heads = ("whole process", "median, s", "times importing numpy", "CPU, s", "times importing numpy")
-    table = Table(*heads, title="Start-up and the main job, warm")
+    heads = ("whole process", "wall, s", "wall over NumPy's", "CPU, s", "CPU over NumPy's")
+    table = Table(*heads, title="Start-up and the main job, warm, medians")
     for name, times in processes.items():
         pairs = zip(times, bare, strict=True)
         table.add_row(name, *(cell for one, least in pairs for cell in (f"{one:.3f}", f"{one / least:.2f}")))
