@@ -84,7 +84,7 @@ def _sizes() -> dict[str, int]:
 
 @cache
 def _statements(tree: ast.Module) -> list[ast.AST]:
-    """All statements, in functions and classes too; expressions, which are most of a tree, have none."""
+    """All nodes but expressions, which are most of a tree and hold no statement."""
     found, left = list[ast.AST](), list[ast.AST]([tree])
     while left:
         inside = [node for node in ast.iter_child_nodes(left.pop()) if not isinstance(node, ast.expr)]
@@ -144,7 +144,7 @@ def moved(found: Mapping[str, float]) -> list[str]:
 @click.option("--check", is_flag=True, help="Say only what is not as committed; fail where a figure is above it.")
 def main(check: bool) -> None:  # noqa: FBT001 - click passes options as arguments
     """Print every figure of the structure, its limit beside it."""
-    # Syntax trees are millions of objects, none of which goes: looking for those that do takes most of the time.
+    # Syntax trees are millions of objects that all stay: garbage collection would take most of the time.
     gc.disable()
     found = structure()
     gc.freeze()

@@ -561,7 +561,7 @@ def _zero_bubble_program(stages: int, chunks: int, micro_batches: int) -> tuple[
 
 
 def _program_of(order: PipelineOrder, stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers]:
-    """The same by following the order of each stage."""
+    """As `_ordered_program`, by following the order of each stage."""
     orders = schedule_orders(order, stages=stages, chunks=chunks, micro_batches=micro_batches)
     # Where F of each part and micro-batch is, then I or B, and what no other operation waits for.
     size, columns, last = stages * chunks * micro_batches, list[tuple[int, int, int]](), [-1] * stages

@@ -114,19 +114,19 @@ def software_on(framework: Framework, machine: Machine, numbers: Software | None
     numbers: in place of either.
     """
     software = base_software(framework, machine) if numbers is None else numbers
-    slower = 1.0 if framework.hopper_attention else _attention_times(framework, machine)
+    slower = 1.0 if framework.hopper_attention else _attention_factor(framework, machine)
     return software.model_copy(update={"attention": software.attention * slower}) if slower != 1.0 else software
 
 
-def _attention_times(framework: Framework, machine: Machine) -> float:
-    """Time of attention without the accelerator's own kernels over that with them."""
+def _attention_factor(framework: Framework, machine: Machine) -> float:
+    """Time of attention of a framework without the kernels made for an accelerator, over that with them."""
     if machine.accelerator.generation == "cdna4":
         return FLASH_ATTENTION_2_CK if framework.attention_since else AOTRITON
     return FLASH_ATTENTION_2 if machine.accelerator.generation == "hopper" else 1.0
 
 
 def base_software(framework: Framework, machine: Machine) -> Software:
-    """The same without what other kernels of attention than the accelerator's own take.
+    """The same with the attention kernels made for the accelerator, whichever the framework has.
 
     The bundled runtime's kernels are those of its program; dispatch time counts on GPUs only.
     """

@@ -16,7 +16,7 @@ from axonn_tune.specs.model import Model
 
 _MODULES = ("modules.pre_trainer.", "modules.post_trainer.")
 MODEL = "modules.pre_trainer.model"
-"""Where an experiment names its model."""
+"""Where an experiment names its model; one of the post-trainer is kept under the same key."""
 _NAMED = (MODEL, "activation_checkpoint.mode", "peft_scheme")
 """Keys that have `none` as a word."""
 ORDER = "pp_algorithm"

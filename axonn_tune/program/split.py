@@ -89,7 +89,7 @@ def without_frees(operations: Sequence[Operation], saved: Iterable[Array], eleme
 
 
 def waiting_arrays(program: StepProgram, *, last: bool) -> tuple[tuple[str, Size], ...]:
-    """What weight gradients of a stage keep while they wait (`step.waiting_values`); last: it has the LM head."""
+    """What weight gradients of a stage keep while they wait (`step.held_by_chunk`); last: it has the LM head."""
     element = float(program.given.element)
     found = [
         symbol(f"waiting{block.given.counted}") * size

@@ -398,10 +398,11 @@ def blocks_by_kind(
 def held_by_chunk(
     program: StepProgram, contents: tuple[Contents, ...], repeated: int
 ) -> tuple[tuple[str, ...], Floats]:
-    """Symbols of what a stage holds, and by how much a micro-batch of each chunk raises them, `[3·v, symbols]`: of v
-    rows each, one whose activations are whole, one that waits for its weight gradients, and one whose backward pass
-    ends: the block in which it does is whole and not one that waits.
+    """Symbols of what a stage of v chunks holds, and by how much one micro-batch of a chunk raises each,
+    `[3·v, symbols]`.
 
+    The first v rows are of a micro-batch whose activations are whole, the next v of one whose weight gradients wait,
+    the last v what changes where one is in its last block's backward pass: that block is whole and does not wait.
     contents: of each chunk; repeated: as of `blocks_by_kind`. Symbols: `held` and `waiting` of each kind of block,
     `held` of all together, and micro-batches for which the LM head's weight gradient waits.
     """

@@ -95,8 +95,9 @@ def _priced(loop: Loop, programs: Programs, candidates: int, seconds: float, *, 
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Garbage is looked for seldom: a search keeps nearly all it makes, and its cycles are some hundred objects."""
+def _rare_collections() -> Iterator[None]:
+    """Raise the thresholds of Python's garbage collector: a search keeps nearly all that it makes, and its cycles are
+    some hundred objects."""
     before = gc.get_threshold()
     gc.set_threshold(1_000_000, 50, 50)
     try:
@@ -105,7 +106,7 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-@_seldom_collected()
+@_rare_collections()
 def run_search(
     problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), top: int = DEFAULT_TOP, variants: bool = False
 ) -> Priced:

@@ -35,16 +35,17 @@ from axonn_tune.program.step import (
 from axonn_tune.ranking.space import Grids, Problem
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
-Chunks: TypeAlias = tuple[tuple[Contents, int, int, int], ...]
+HeldChunks: TypeAlias = tuple[tuple[Contents, int, int, int], ...]
 """Blocks of each chunk of a stage, of how many micro-batches it holds activations when the stage holds most, and for
 how many its weight gradients wait then; and 1 where one of these is in the backward pass of its last block."""
 
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """What a stage has and holds, and sums of it, which are worked out once for all shapes with such a stage."""
+    """Chunks of a stage with the micro-batches that each holds; its sums are worked out once for all shapes that have
+    such a stage."""
 
-    chunks: Chunks
+    chunks: HeldChunks
 
     @cached_property
     def most(self) -> int:
@@ -69,7 +70,7 @@ class InFlight:
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of(chunks: Chunks) -> InFlight:
+    def of(chunks: HeldChunks) -> InFlight:
         """That of such chunks: one for all that have and hold the same."""
         return InFlight(chunks)
 
@@ -504,12 +505,12 @@ def _stage_chunks(
 
 
 @lru_cache(maxsize=4096)
-def _first_of(chunks: InFlight, width: int, types: int) -> Floats:
+def _first_of(stage: InFlight, width: int, types: int) -> Floats:
     """Of the first k blocks of each chunk of a stage, as of `StageRows`, `[3, k, layer types]`."""
     blocks, together, others = found = np.zeros((3, width, types))
     others += np.inf
     alike = dict[Contents, list[int]]()
-    for contents, held, _, ending in chunks.chunks:
+    for contents, held, _, ending in stage.chunks:
         alike.setdefault(contents, []).append(held)
         if contents:
             together[1:, contents[0][0]] += ending

@@ -286,16 +286,13 @@ def _attended(
     back = phase == "backward"
     keys = given.seen if narrow and back and own.window else _span(given)
     width = float(queries + values) * given.Q
-    if own.value_dim != own.head_dim:
+    unequal = own.value_dim != own.head_dim
+    if unequal:
         width = as_size(float(queries * own.query_width + values * own.value_width))
     flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
     ordered, at_once = back and given.options.deterministic, keys / calls_of_a_query(given)
     return Attention(
-        *(phase, CORE, flops, at_once, back, narrow, mean, ordered),
-        unequal=own.value_dim != own.head_dim,
-        calls=PARTS,
-        makes=makes,
-        frees=frees,
+        phase, CORE, flops, at_once, back, narrow, mean, ordered, unequal, calls=PARTS, makes=makes, frees=frees
     )
 
 
