@@ -5,6 +5,7 @@ Only micro-batches that divide are listed. Memory depends on shapes, and not on 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from operator import add
@@ -267,12 +268,17 @@ class Shapes:
 
     @cached_property
     def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
-        """Those stages with their symbols, which are the same for all kinds of recompute."""
-        every = np.arange(len(self.piped))
-        return tuple(
-            (one, {**self.stage_values(one.stage, one.blocks(), every), "held": reduce(add, one.held())})
-            for one in self.stage_rows
-        )
+        """Those stages with their symbols, which are the same for all kinds of recompute, and of stages that differ in
+        nothing but what they hold."""
+        every, known = np.arange(len(self.piped)), dict[Hashable, dict[str, Value]]()
+        found = list[tuple[StageRows, dict[str, Value]]]()
+        for one in self.stage_rows:
+            blocks = one.blocks()
+            key = one.stage, *(each.tobytes() for each in blocks)
+            if key not in known:
+                known[key] = self.stage_values(one.stage, blocks, every)
+            found.append((one, {**known[key], "held": reduce(add, one.held())}))
+        return tuple(found)
 
     def taken(self, rows: Integers, *, chunks: Integers | None = None) -> Shapes:
         """The shapes of some rows, with other chunks if given: symbols of a rank with all blocks do not depend on them,
