@@ -446,13 +446,14 @@ def read_run(
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
-    if of_node is not None:
-        columns.setdefault("gpus_per_node", Stated(int(of_node.value), of_node.line))
+    columns = {**_of_node(of_node), **columns}
     narrow, formats = columns.get("precision", NOTHING).value, find_framework(name).formats
     wider = narrow in FORMATS and narrow not in formats and "precision" not in facts
     if wider:
         columns["precision"] = replace(columns["precision"], value="bf16")
-    every, written = {**source.named, **arguments}, {_plain(one): one for one in source.own}
+    # Recipes of Megatron-Bridge group experts.
+    grouped = {"moe_grouped_gemm": Stated("True", 0)} if _bridge_mode(source) else {}
+    every, written = {**grouped, **source.named, **arguments}, {_plain(one): one for one in source.own}
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
     idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
@@ -474,6 +475,11 @@ def read_run(
     settled = replace(_settled(run, source, implied), tables=_tables(source, common))
     _require(settled, source, needed)
     return settled
+
+
+def _of_node(stated: Stated | None) -> dict[str, Stated]:
+    """The column of GPUs a node, where they are stated."""
+    return {} if stated is None else {"gpus_per_node": Stated(int(stated.value), stated.line)}
 
 
 def _tables(source: _Source, common: Translated | None) -> tuple[str, ...]:

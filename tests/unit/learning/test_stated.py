@@ -962,3 +962,14 @@ def test_arguments_of_ones_own_program_have_any_names(tmp_path: Path) -> None:
         "{base_model: meta-llama/Llama-3.1-8B, sequence_len: 512, activation_offloading: legacy, bf16: true}", "utf-8"
     )
     assert read_run(tmp_path / "a.yaml", given={"n_gpus": 8}).unknown == ()
+
+
+def test_recipes_of_megatron_bridge_group_experts(tmp_path: Path) -> None:
+    """Guards modules of recompute that only grouped experts have."""
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 run_recipe.py --recipe qwen3_30b_a3b_sft_config "
+        "model.recompute_granularity=selective model.recompute_modules=[moe_act] "
+        "train.global_batch_size=8 train.micro_batch_size=1 dataset.seq_length=2048",
+        "utf-8",
+    )
+    assert read_run(tmp_path / "run.sh", given={}).columns["recompute"].value == "moe_act"
