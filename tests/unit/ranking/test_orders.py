@@ -67,8 +67,8 @@ def test_search_takes_the_best_order_of_each_grid(monkeypatch: pytest.MonkeyPatc
 
 
 def test_half_of_the_memory_is_chosen_where_it_binds() -> None:
-    """8 stages of Llama 3 8B at 32,768 tokens: in 192 GB V-half, since neither ZBV nor interleaved 1F1B fits; with room
-    the latter."""
+    """8 stages of Llama 3 8B at 32,768 tokens: in 160 GiB V-half, since neither ZBV nor 1F1B fits; with room the
+    latter, interleaved, and in 192 GiB plain."""
     asked: dict[str, Any] = {"model": "llama3-8b", "seq": 32768, "batch": 32, "pipeline": 8, "recompute": "none"}
 
     def first(gib: int, **more: Any) -> str | None:
@@ -76,8 +76,9 @@ def test_half_of_the_memory_is_chosen_where_it_binds() -> None:
         return found.rows[0].pipeline_order if len(found) else None
 
     assert first(500) == "1f1b"
-    assert first(192) == "v-half"
+    assert first(192, chunks=2) == first(160) == "v-half"
     assert first(192, pipeline_schedule="zbv") is first(192, pipeline_schedule="1f1b", chunks=2) is None
+    assert first(160, pipeline_schedule="1f1b") is None
 
 
 @pytest.mark.parametrize(
