@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from axonn_tune.frameworks.keys import Stated
@@ -25,16 +26,18 @@ def manifest(text: str, path: Path) -> tuple[str, list[tuple[str, Stated]]] | No
         """Whether a block of text begins after a line."""
         return re.search(r"[|>][-+\d]*\s*$", own[line - 1]) is not None
 
-    pods, of_pod = list[Stated](), list[Stated]()
+    asked = list[tuple[Stated | None, list[Stated]]]()
     for document in _documents(text):
-        for node in _mappings(read_config(document, source=str(path))):
-            for container in _containers(node):
+        for count, pod in _pods(read_config(document, source=str(path))):
+            containers = _items(pod.child("containers"))
+            for container in containers:
                 lines |= {at + begins(at): script for at, script in _command(container).items()}
-                of_pod += [one for key in _GPUS for one in _numbers(container, key)]
-            found = [*_numbers(node, "replicas"), *_numbers(node, "parallelism")]
-            pods += found if "template" in node.mapping() or "parallelism" in node.mapping() else []
+            asked.append((count, [one for each in containers for key in _GPUS for one in _numbers(each, key)]))
     if not lines:
         return None
+    of_pod = [one for _, gpus in asked for one in gpus]
+    # A pod without GPUs beside others with them is no node: that of an MPI job which starts the others.
+    pods = [count for count, gpus in asked if count is not None and (gpus or not of_pod)]
     script, at = "", 1
     for line in sorted(lines):
         script += "\n" * max(1, line - at) + lines[line]
@@ -54,17 +57,17 @@ def _documents(text: str) -> Iterator[str]:
         at += part.count("\n")
 
 
-def _mappings(node: Node) -> Iterator[Node]:
-    """All mappings of a document."""
-    if isinstance(node.value, dict):
-        yield node
+def _pods(node: Node, count: Stated | None = None) -> Iterator[tuple[Stated | None, Node]]:
+    """Specs of pods, each with how many there are of it: replicas of jobs, times the parallelism of each; None where
+    neither is stated."""
+    keys = node.mapping()
+    for key in ("replicas", "parallelism") if {"template", "parallelism"} & keys.keys() else ():
+        for one in _numbers(node, key):
+            count = one if count is None else replace(count, value=str(int(count.value) * int(one.value)))
+    if "containers" in keys:
+        yield count, node
     for _, child in node.items():
-        yield from _mappings(child)
-
-
-def _containers(node: Node) -> Iterator[Node]:
-    found = node.child("containers")
-    yield from (one for _, one in found.items()) if found is not None else ()
+        yield from _pods(child, count)
 
 
 def _numbers(node: Node, key: str) -> Iterator[Stated]:

@@ -58,6 +58,34 @@ def test_the_command_of_a_container_is_read_with_its_pods_and_gpus(command: str,
     assert "--tensor-model-parallel-size" in lines[run.columns["tp"].line - 1] + lines[run.columns["tp"].line - 2]
 
 
+JOBS = """apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+spec:
+  replicatedJobs:
+    - name: workers
+      replicas: 2
+      template:
+        spec:
+          parallelism: 4
+          template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 8}}, command: [COMMAND]}]}}
+"""
+LAUNCHED = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+spec:
+  mpiReplicaSpecs:
+    Launcher: {replicas: 1, template: {spec: {containers: [{command: [COMMAND]}]}}}
+    Worker: {replicas: 8, template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 8}}}]}}}
+"""
+
+
+@pytest.mark.parametrize("manifest", [JOBS, LAUNCHED])
+def test_nodes_are_the_pods_that_have_gpus(manifest: str, tmp_path: Path) -> None:
+    """Guards jobs of several pods each, whose numbers are multiplied, and a launcher without GPUs, which is no node."""
+    words = " ".join(ARGUMENTS).replace("$MBS", "2")
+    run = run_of(manifest.replace("COMMAND", f'bash, -c, "mpirun python pretrain_gpt.py {words}"'), tmp_path)
+    assert run.columns["n_gpus"].value == 64
+
+
 def test_a_manifest_of_ones_own_program_says_what_was_found(tmp_path: Path) -> None:
     """Guards the command that is offered where a program is no tool's."""
     command = "              command: [torchrun, /own/train.py, --num_layers=16, --hidden_size=2048, --num_heads=16]\n"
