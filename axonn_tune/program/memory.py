@@ -43,9 +43,10 @@ _PARAMETERS, _VECTORS, _EXPERTS = map(symbol, ("parameters", "vectors", "expert_
 
 Items: TypeAlias = tuple[tuple[str, Value], ...]
 
-During: TypeAlias = Literal["F", "B", "I"] | None
-"""Kind of operation of a pipeline whose backward passes are split, but W, which only frees; None: of one where they are
-whole."""
+Holding: TypeAlias = Literal["F", "B", "I"]
+"""Kinds of operation of a pipeline whose backward passes are split in which a stage may hold most: W only frees."""
+During: TypeAlias = Holding | None
+"""The kind of operation; None where backward passes are whole."""
 
 Held: TypeAlias = tuple[tuple[str, Size], ...]
 """Sizes by kind of array."""

@@ -20,18 +20,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from axonn_tune.program.memory import Holding
 from axonn_tune.program.operations import Floats, Integers
 from axonn_tune.program.pipeline import Operation, check_shape, forward_sequence, group_size, stage_order
 from axonn_tune.vocabulary import FOLDED, PipelineOrder
 
 Order: TypeAlias = tuple[Operation, ...]
 """Operations of one stage."""
-Holding: TypeAlias = Literal["F", "B", "I"]
-"""Kinds of operation in which a stage may hold most: W only frees."""
 
 
 def part_of(schedule: PipelineOrder, stage: int, chunk: int, *, stages: int) -> int:
