@@ -545,8 +545,8 @@ def _unpriced(
         if key is None and (key := find(switched_on(name), tables)) is not None:
             wanted = SWITCH.misfit(value, typed=typed) if key.status == "modelled" else ""
             value = str(value.lower() in OFF)
-        # A pattern takes whatever begins so.
-        open_ = (key is None or "*" in "".join((key.name, *key.also))) and not (typed and own_program)
+        # A pattern takes whatever begins so; what none has may be an argument of one's own program.
+        open_ = not (typed and own_program) if key is None else "*" in "".join((key.name, *key.also))
         meant = misspelt(name, tables) if open_ else ""
         if why := misplaced(name, value, tables, framework):
             refused.append(Problem(written, why, stated.line, stated.file))
