@@ -493,7 +493,7 @@ class Model(Document):
         plain, end = next(iter(self.layer_types), "layer"), self.layers - last
         names = sections.expand(self.pattern) if self.pattern else [plain] * self.layers
         named = [name if first <= at < end else f"{name}-bf16" for at, name in enumerate(names)]
-        types = self.layer_types or {plain: LayerType()}
+        types = dict(self.layer_types) or {plain: LayerType()}
         types |= {f"{name}-bf16": one.model_copy(update={"in_bf16": True}) for name, one in types.items()}
         pattern = sections.pattern_of(named)
         used = {name: types[name] for name in dict.fromkeys(named)}

@@ -250,6 +250,14 @@ def test_ends_in_bf16_are_layer_types() -> None:
         assert {step.narrow for step in gemms} == {narrow}
 
 
+def test_ends_in_bf16_leave_the_model_that_ships() -> None:
+    """Guards models that are read once in a process: their layer types stay."""
+    model = load_model("mixtral-8x7b").document
+    ends = model.with_bf16_ends(1, 1)
+    assert list(ends.layer_types) == ["moe-bf16", "moe"]
+    assert list(load_model("mixtral-8x7b").document.layer_types) == ["moe"]
+
+
 @pytest.mark.parametrize(
     ("layout", "rows", "m", "k"), [("NN", 300, 384, 8192), ("NN", 350, 414, 8192), ("TN", 8000, 8192, 8064)]
 )
