@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,9 @@ def _pricers(draw: st.DrawFn) -> Pricer:
     chunks = 2 if order in FOLDED else draw(st.integers(2, 3)) if several else 1
     of_model = draw(st.sampled_from(["llama2-7b", "deepseek-v2-lite"] if name == "primus" else ["llama2-7b"]))
     parts = tuple(draw(st.integers(1, 4)) for _ in range(stages * chunks))
-    model = load_model(of_model).document.model_copy(update={"layers": sum(parts)})
+    model, layers = load_model(of_model).document, sum(parts)
+    pattern = {"pattern": f"dense moe*{layers - 1}"} if model.pattern else {}
+    model = model.model_copy(update={"layers": layers, **pattern})
     batches = stages * draw(st.integers(2, 4))
     without = tuple(one for one in OVERLAPS if one != "data_parallel")
     workload = Workload(
@@ -109,11 +112,23 @@ def _of_every_state(pricer: Pricer, number: int, kept: float | None) -> tuple[di
     return max(found, key=lambda one: float(one[1].total_bytes))
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(_pricers(), st.sampled_from([None, 1.0]))
 def test_no_state_of_a_stage_needs_more_memory(pricer: Pricer, kept: float | None) -> None:
     """Guards the states that are not priced: symbols, memory and each of its items are those of pricing all, to the
     bit; and of each kind of operation one is, or two that hold as much."""
+    _check(pricer, kept)
+
+
+@pytest.mark.nightly
+@settings(max_examples=100)
+@given(_pricers(), st.sampled_from([None, 1.0]))
+def test_no_state_of_a_stage_needs_more_memory_in_many(pricer: Pricer, kept: float | None) -> None:
+    """Guards the same with more pipelines."""
+    _check(pricer, kept)
+
+
+def _check(pricer: Pricer, kept: float | None) -> None:
     for number in range(len(pricer.stages)):
         values, memory = pricer.settled_stage(number, kept=kept)
         expected, most = _of_every_state(pricer, number, kept)
